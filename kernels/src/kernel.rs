@@ -1,0 +1,266 @@
+//! What a kernel file provides, and the words shared by all of them.
+
+use crate::cluster::{Cluster, Fabric, Rank};
+use crate::options::{OptionError, OptionSet, OptionSpec, Options, Value};
+use crate::schedule::{Drain, MainLoop, Publish, Region, Schedule};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The shape that a kernel works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Problem {
+    /// The GEMM that each rank computes: `[m, k] x [k, n]`.
+    Gemm {
+        /// Rows.
+        m: u64,
+        /// Columns.
+        n: u64,
+        /// Depth.
+        k: u64,
+    },
+    /// A mixture-of-experts layer's dispatch and first GEMM.
+    Moe {
+        /// Tokens over all ranks.
+        tokens: u64,
+        /// Width of a token.
+        hidden: u64,
+        /// Columns of an expert.
+        inter: u64,
+        /// Experts per token.
+        topk: u64,
+        /// Experts over all ranks.
+        experts: u64,
+    },
+    /// Non-causal attention forward.
+    Attention {
+        /// Sequence length over all ranks.
+        seq: u64,
+        /// Batch.
+        batch: u64,
+        /// Heads.
+        heads: u64,
+        /// Width of a head.
+        head_dim: u64,
+    },
+}
+
+impl Problem {
+    /// The one number by which published figures index this shape: m, tokens or seq.
+    pub const fn size(&self) -> u64 {
+        match *self {
+            Self::Gemm { m, .. } => m,
+            Self::Moe { tokens, .. } => tokens,
+            Self::Attention { seq, .. } => seq,
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gemm { m, n, k } => write!(f, "m={m},n={n},k={k}"),
+            Self::Moe { tokens, hidden, inter, topk, experts } => {
+                write!(f, "tokens={tokens},hidden={hidden},inter={inter},topk={topk},experts={experts}")
+            }
+            Self::Attention { seq, batch, heads, head_dim } => {
+                write!(f, "seq={seq},batch={batch},heads={heads},head_dim={head_dim}")
+            }
+        }
+    }
+}
+
+/// Which shape a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProblemKind {
+    /// [`Problem::Gemm`].
+    Gemm,
+    /// [`Problem::Moe`].
+    Moe,
+    /// [`Problem::Attention`].
+    Attention,
+}
+
+/// Everything a builder sees. It does not see the split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// Shape.
+    pub problem: Problem,
+    /// Cluster.
+    pub cluster: Cluster,
+    /// Fabric.
+    pub fabric: Fabric,
+    /// A value for every option.
+    pub options: Options,
+}
+
+/// Why a schedule cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// A size does not divide.
+    #[error(
+        "{kernel}: {what} = {value} must be a positive multiple of {multiple_of} ({why}); nearest legal: {nearest}"
+    )]
+    Divisibility {
+        /// Kernel.
+        kernel: &'static str,
+        /// Which size.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What must divide it.
+        multiple_of: u64,
+        /// Where that comes from.
+        why: String,
+        /// Nearest legal values.
+        nearest: String,
+    },
+    /// A size is out of range.
+    #[error("{kernel}: {what} = {value}, allowed {allowed}")]
+    Range {
+        /// Kernel.
+        kernel: &'static str,
+        /// Which size.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// Legal values.
+        allowed: String,
+    },
+    /// The combination is not supported.
+    #[error("{kernel}: {what}")]
+    Unsupported {
+        /// Kernel.
+        kernel: &'static str,
+        /// What, why, and what to do instead.
+        what: String,
+    },
+    /// A bad option.
+    #[error(transparent)]
+    Option(#[from] OptionError),
+}
+
+/// A rectangle of a logical tensor and the region that holds it on a rank.
+///
+/// The rectangle is read row by row, which is the order of the region's bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// Logical tensor.
+    pub tensor: &'static str,
+    /// First row of the rectangle.
+    pub row: u64,
+    /// First column of the rectangle.
+    pub col: u64,
+    /// Rows.
+    pub rows: u64,
+    /// Columns.
+    pub cols: u64,
+    /// Where it lies; `rows * cols` elements.
+    pub region: Region,
+}
+
+/// What an output region must hold after a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    /// The output region.
+    pub region: Region,
+    /// Reference values in the order of the region's bytes.
+    pub values: Vec<f64>,
+    /// Sum of the absolute values of all terms of each element, for the error bound.
+    pub magnitudes: Vec<f64>,
+    /// bf16 roundings on the way of an element, at most.
+    pub roundings: u32,
+}
+
+/// The value of element (row, col) of a logical tensor, already rounded to its storage type.
+pub type Element<'a> = dyn Fn(&'static str, u64, u64) -> f64 + Sync + 'a;
+
+/// A fused kernel. A kernel is one file: this trait, a line in [`crate::KERNELS`], nothing else.
+pub trait Kernel: Send + Sync {
+    /// Name.
+    fn name(&self) -> &'static str;
+
+    /// One sentence.
+    fn summary(&self) -> &'static str;
+
+    /// Shape that it takes.
+    fn problem_kind(&self) -> ProblemKind;
+
+    /// Options that it lists.
+    fn option_specs(&self) -> &'static [OptionSpec];
+
+    /// Default of an option in a set; may depend on the shape.
+    fn default_option(&self, set: OptionSet, name: &str, problem: &Problem, cluster: Cluster) -> Value;
+
+    /// Writes the schedule down.
+    ///
+    /// # Errors
+    /// [`BuildError`] when the shape, cluster and options do not fit together.
+    fn build(&self, spec: &Spec) -> Result<Schedule, BuildError>;
+
+    /// Which part of which logical tensor each input region of a rank holds.
+    fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice>;
+
+    /// What the output regions of a rank hold after a run, computed in f64.
+    fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected>;
+
+    /// All options of a set.
+    fn options(&self, set: OptionSet, problem: &Problem, cluster: Cluster) -> Options {
+        Options::new(self.name(), self.option_specs(), |name| self.default_option(set, name, problem, cluster))
+    }
+}
+
+/// Checks that `multiple_of` divides a positive `value`.
+pub(crate) fn divides(
+    kernel: &'static str,
+    what: &'static str,
+    value: u64,
+    multiple_of: u64,
+    why: impl FnOnce() -> String,
+) -> Result<(), BuildError> {
+    if value > 0 && value.is_multiple_of(multiple_of) {
+        return Ok(());
+    }
+    let below = value / multiple_of * multiple_of;
+    let nearest = if below == 0 { multiple_of.to_string() } else { format!("{below} or {}", below + multiple_of) };
+    Err(BuildError::Divisibility { kernel, what, value, multiple_of, why: why(), nearest })
+}
+
+/// Checks that a size fits the 32-bit fields that count tiles, rows and flags.
+pub(crate) fn fits_u32(kernel: &'static str, what: &'static str, value: u64) -> Result<u32, BuildError> {
+    u32::try_from(value).map_err(|_| BuildError::Range {
+        kernel,
+        what,
+        value,
+        allowed: format!("at most {}", u32::MAX),
+    })
+}
+
+/// How puts are published on a fabric, see [`Publish`].
+pub(crate) const fn publish(fabric: Fabric) -> Publish {
+    match fabric {
+        Fabric::IbRc => Publish::SameQueueWrite,
+        Fabric::EfaSrd | Fabric::Loopback => Publish::Immediate,
+    }
+}
+
+/// The words of the `drain` option.
+pub(crate) const DRAIN_WORDS: &[&str] = &["overlap", "smem_read", "visible"];
+
+/// The words of the `main_loop` option.
+pub(crate) const MAIN_LOOP_WORDS: &[&str] = &["wait_each_step", "pipelined"];
+
+pub(crate) fn drain(options: &Options) -> Drain {
+    match options.word("drain") {
+        "overlap" => Drain::Overlap,
+        "smem_read" => Drain::SmemRead,
+        _ => Drain::Visible,
+    }
+}
+
+pub(crate) fn main_loop(options: &Options) -> MainLoop {
+    match options.word("main_loop") {
+        "pipelined" => MainLoop::Pipelined,
+        _ => MainLoop::WaitEachStep,
+    }
+}

@@ -1,0 +1,31 @@
+//! Schedules of fused multi-GPU kernels.
+//!
+//! ```text
+//!  problem, cluster, fabric, options ──▶ builder ──▶ Schedule ──▶ simulator          (tilewire-sim)
+//!   (a Kernel: one file each)                           │      ├▶ functional executor (tilewire-hw)
+//!                                                       │      └▶ GPU and RDMA        (tilewire-hw)
+//!                                                       └▶ static checker, hash, JSON (here)
+//! ```
+//!
+//! This crate writes schedules down and reasons about them. It does no I/O, reads no clock and knows no speed.
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod gemm_rs;
+pub mod kernel;
+pub mod options;
+mod reference;
+pub mod schedule;
+
+pub use cluster::{Cluster, Fabric, Offset, Rank};
+pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
+pub use options::{OptionSet, Options};
+pub use schedule::{RoleKind, RoleSplit, Schedule, Task};
+
+/// Every kernel. A new kernel is its file and a line here.
+pub static KERNELS: &[&dyn Kernel] = &[&gemm_rs::GemmRs];
+
+/// The kernel with this name.
+pub fn kernel(name: &str) -> Option<&'static dyn Kernel> {
+    KERNELS.iter().copied().find(|kernel| kernel.name() == name)
+}
