@@ -366,6 +366,20 @@ pub struct Partial {
     pub l: Region,
 }
 
+/// A library collective. `W` is the number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    /// `dst` is the concatenation of all ranks' `src`.
+    AllGather,
+    /// `src` has W parts; `dst` is the sum over ranks of the part with the own number.
+    ReduceScatter,
+    /// `dst` is the sum over ranks of `src`.
+    AllReduce,
+    /// `src` and `dst` have W parts; part j of `dst` on rank i is part i of `src` on rank j.
+    AllToAll,
+}
+
 /// A unit of work for one CTA. The set is closed: a new op touches the simulator, the functional executor and the
 /// device interpreter, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -467,6 +481,16 @@ pub enum Op {
         /// Counted up on the own rank when the source may be reused.
         sent: Option<Flag>,
     },
+    /// A library collective over all ranks (baselines): a black box that starts when every rank has arrived and ends
+    /// on all of them. Contiguous bf16 regions; parts are in rank order.
+    Collective {
+        /// Which collective.
+        kind: CollectiveKind,
+        /// What this rank gives.
+        src: Region,
+        /// What this rank gets; may equal `src` for an all-reduce.
+        dst: Region,
+    },
     /// Writes zeros.
     Fill {
         /// Destination.
@@ -487,6 +511,7 @@ impl Op {
             Self::GatherRows { .. } => "gather_rows",
             Self::Reduce { .. } => "reduce",
             Self::Put { .. } => "put",
+            Self::Collective { .. } => "collective",
             Self::Fill { .. } => "fill",
             Self::Sync => "sync",
         }
@@ -559,6 +584,10 @@ impl Op {
             Self::Put { src, dst, .. } => {
                 f(At::ME, src, Access::Read);
                 f(dst.at, &dst.region, Access::Write);
+            }
+            Self::Collective { src, dst, .. } => {
+                f(At::ME, src, Access::Read);
+                f(At::ME, dst, Access::Write);
             }
             Self::Fill { dst } => f(dst.at, &dst.region, Access::Write),
             Self::Sync => {}
