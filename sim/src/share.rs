@@ -232,11 +232,12 @@ impl Sharing {
     /// moved.
     pub fn solve(&mut self, now: u64, mut changed: impl FnMut(u32)) {
         let mut dirty = std::mem::take(&mut self.dirty);
+        let before = self.visit;
         for &r in &dirty {
             let resource = &mut self.resources[r as usize];
             resource.dirty = false;
-            // A resource that binds neither before nor after holds nobody back.
-            if resource.was_hot || resource.demand > resource.capacity {
+            // A resource that binds neither before nor after holds nobody back; one visit solves a whole component.
+            if resource.visited <= before && (resource.was_hot || resource.demand > resource.capacity) {
                 self.solve_component(r, now);
             }
         }
