@@ -683,8 +683,9 @@ impl Plan {
             if self.nvls && !self.relative {
                 signal(At::AllLocal, 0);
             } else {
-                // The word that I raise at offset d is my slot -d there. Forwards wait for the own one.
-                let targets = if self.forward_by_copies { 0..self.gpus } else { targets() };
+                // The word that I raise at offset d is my slot -d there. The forwards of all hops but the last one, which
+                // comes from the node ahead, wait for the own one.
+                let targets = if self.forward_by_copies && dn > 1 { 0..self.gpus } else { targets() };
                 targets.for_each(|d| signal(At::local(d as u16), (self.gpus - d) % self.gpus));
             }
             if dn == 0 && self.gate().is_some() {
