@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 pub mod ag_gemm;
+pub mod blocked;
+pub mod check;
 pub mod cluster;
 pub mod gemm_ar;
 pub mod gemm_rs;
@@ -19,6 +21,7 @@ pub mod options;
 mod reference;
 pub mod schedule;
 
+pub use blocked::Blocked;
 pub use cluster::{Cluster, Fabric, Offset, Rank};
 pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
 pub use options::{OptionSet, Options};
