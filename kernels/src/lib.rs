@@ -10,20 +10,25 @@
 //! This crate writes schedules down and reasons about them. It does no I/O, reads no clock and knows no speed.
 #![forbid(unsafe_code)]
 
+pub mod ag_gemm;
+pub mod blocked;
+pub mod check;
 pub mod cluster;
+pub mod gemm_ar;
 pub mod gemm_rs;
 pub mod kernel;
 pub mod options;
 mod reference;
 pub mod schedule;
 
+pub use blocked::Blocked;
 pub use cluster::{Cluster, Fabric, Offset, Rank};
 pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
 pub use options::{OptionSet, Options};
 pub use schedule::{RoleKind, RoleSplit, Schedule, Task};
 
 /// Every kernel. A new kernel is its file and a line here.
-pub static KERNELS: &[&dyn Kernel] = &[&gemm_rs::GemmRs];
+pub static KERNELS: &[&dyn Kernel] = &[&ag_gemm::AgGemm, &gemm_ar::GemmAr, &gemm_rs::GemmRs];
 
 /// The kernel with this name.
 pub fn kernel(name: &str) -> Option<&'static dyn Kernel> {
