@@ -10,6 +10,8 @@
 //! This crate writes schedules down and reasons about them. It does no I/O, reads no clock and knows no speed.
 #![forbid(unsafe_code)]
 
+pub mod blocked;
+pub mod check;
 pub mod cluster;
 pub mod gemm_rs;
 pub mod kernel;
@@ -19,6 +21,7 @@ mod reference;
 pub mod ring_attention;
 pub mod schedule;
 
+pub use blocked::Blocked;
 pub use cluster::{Cluster, Fabric, Offset, Rank};
 pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
 pub use options::{OptionSet, Options};

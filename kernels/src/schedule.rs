@@ -251,8 +251,9 @@ impl Wait {
     }
 }
 
-/// Adds to a flag of some rank of the own node, after the op's writes to that rank are visible there and the op's
-/// reads are done.
+/// Adds to a flag of some rank of the own node, after the op's writes to that rank are visible there (after all its
+/// writes, where it writes nothing to that rank) and the op's reads are done. On a put it says only that the put was
+/// posted: its source is read until `sent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signal {
     /// Whose flag.

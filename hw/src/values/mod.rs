@@ -1,0 +1,238 @@
+//! The functional executor: runs a Schedule with real values on the CPU and compares the result with the kernel's
+//! reference.
+//!
+//! ```text
+//! Kernel::inputs ─▶ memory of every rank ─▶ engine: CTAs interleaved by a seeded scheduler ─▶ outputs
+//!                     (bf16, poisoned)                │                                         │
+//!                                                     └▶ races, or the CTAs that are stuck      └▶ Kernel::reference
+//! ```
+//!
+//! Storage is bf16, accumulation f32. An element may differ from the f64 reference by
+//! `(roundings + 1) * 2^-8 * magnitude`, where the kernel says how often bf16 rounds on the element's way and
+//! `magnitude` is the sum of the absolute values of its terms. Each rounding is off by at most 2^-9 of what it rounds,
+//! whatever the order of a sum; the factor two and the one on top leave room for f32.
+//!
+//! For attention the terms are `p_j v_j / sum p`. Probabilities are rounded to bf16 before they meet V: one rounding,
+//! each of its own term. Scores are f32 and shift every `p_j` by about 2^-20, which the spare rounding covers. A merge
+//! of partial results adds the rounding of each part, scaled by weights that add up to one, and its own.
+
+mod engine;
+mod memory;
+mod race;
+mod random;
+mod report;
+
+mod ops;
+
+pub use report::{ExecError, Mismatch, Race, Report, TaskRef};
+
+use engine::{Engine, Lists};
+use memory::Memory;
+use race::Tracker;
+use random::{element, seed_for};
+use std::collections::BTreeMap;
+use tilewire_kernels::check::check_task;
+use tilewire_kernels::{Kernel, RoleKind, RoleSplit, Schedule, Spec};
+
+/// An error below this is never wrong: the reference may be zero where the result is a rounding of nothing.
+const ABSOLUTE: f64 = 1e-6;
+
+/// Who moves next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheduler {
+    /// CTAs take turns.
+    RoundRobin,
+    /// Any CTA or put.
+    Random,
+    /// CTAs of this role move only when nobody else can.
+    Starve(RoleKind),
+    /// Puts move only when no CTA can.
+    DelayedPuts,
+    /// The youngest put first, as far as the fabric permits.
+    ReorderedPuts,
+}
+
+/// How to run a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// CTAs of the roles that take theirs from the split.
+    pub split: RoleSplit,
+    /// SMs of a GPU, for roles that take them all.
+    pub sms: u32,
+    /// Seeds inputs and scheduler.
+    pub seed: u64,
+    /// Scheduler.
+    pub scheduler: Scheduler,
+    /// Runs in a row in the same memory: fresh inputs, poisoned outputs, flags of the other bank, scratch as it was.
+    pub runs: u32,
+    /// Whether to look for races.
+    pub check_races: bool,
+}
+
+impl Default for Config {
+    /// Two CTAs per role, two runs, a random scheduler, races looked for.
+    fn default() -> Self {
+        Self {
+            split: RoleSplit { compute: 2, intra_comm: 2, inter_send: 2, inter_reduce: 2 },
+            sms: 8,
+            seed: 0,
+            scheduler: Scheduler::Random,
+            runs: 2,
+            check_races: true,
+        }
+    }
+}
+
+/// Runs a schedule and compares its outputs with `kernel`'s reference.
+///
+/// # Errors
+/// [`ExecError`]: a stuck run, a wrong value, or a schedule that breaks a rule which execution relies on. Races alone
+/// are no error; they are in the report, or beside the wrong value.
+pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Config) -> Result<Report, ExecError> {
+    let lists = collect(schedule)?;
+    let cluster = schedule.cluster;
+    let mut memory = Memory::new(cluster, &schedule.buffers);
+    let mut tracker = config.check_races.then(|| Tracker::new(cluster.ranks(), schedule.buffers.len()));
+    let mut report = Report { runs: config.runs, ..Report::default() };
+    for run in 0..config.runs {
+        let values = seed_for(config.seed, run, "values");
+        memory.poison_inputs_and_outputs();
+        fill_inputs(&mut memory, schedule, kernel, spec, values)?;
+        // The bank rule: a run finds all of its flags zero, and no put of an earlier run is on its way.
+        let order = seed_for(config.seed, run, "order");
+        let mut engine = Engine::new(schedule, config, &lists, &mut memory, tracker.as_mut(), order)?;
+        let result = engine.run(run);
+        report.tasks += engine.tasks_done;
+        report.steps += engine.steps;
+        result?;
+        let mismatch = compare(&memory, schedule, kernel, spec, values, &mut report)?;
+        if let Some(mut mismatch) = mismatch {
+            (mismatch.run, mismatch.seed) = (run, config.seed);
+            let races = tracker.map_or_else(BTreeMap::new, |tracker| tracker.races);
+            return Err(ExecError::Wrong(Box::new(mismatch), races.into_values().collect()));
+        }
+    }
+    report.races = tracker.map_or_else(BTreeMap::new, |tracker| tracker.races).into_values().collect();
+    Ok(report)
+}
+
+/// Collects and checks the tasks of all ranks.
+fn collect(schedule: &Schedule) -> Result<Lists, ExecError> {
+    let mut lists = Lists { tasks: Vec::new(), tables: Vec::new() };
+    for rank in schedule.cluster.iter() {
+        let table = schedule.source.table(rank);
+        for (l, r) in schedule.role_indices() {
+            let launch = &schedule.launches[l];
+            let role = &launch.roles[r];
+            let tasks = schedule.tasks(rank, l, r);
+            for (i, task) in tasks.iter().enumerate() {
+                check_task(schedule, role.claim, task, &table).map_err(|error| ExecError::Illegal {
+                    task: Box::new(TaskRef {
+                        rank,
+                        launch: launch.name.clone(),
+                        role: role.kind,
+                        task: i as u32,
+                        op: task.op.name(),
+                    }),
+                    what: error.to_string(),
+                })?;
+            }
+            lists.tasks.push(tasks);
+        }
+        lists.tables.push(table);
+    }
+    Ok(lists)
+}
+
+fn fill_inputs(
+    memory: &mut Memory,
+    schedule: &Schedule,
+    kernel: &dyn Kernel,
+    spec: &Spec,
+    seed: u64,
+) -> Result<(), ExecError> {
+    for rank in schedule.cluster.iter() {
+        for slice in kernel.inputs(spec, rank) {
+            let buffer = schedule.buffer(slice.region.buffer);
+            let elements = slice.region.bytes() / buffer.dtype.bytes();
+            if slice.rows * slice.cols != elements || slice.region.end() > buffer.bytes {
+                return Err(ExecError::Kernel {
+                    kernel: schedule.kernel.clone(),
+                    what: format!(
+                        "input {} has {} x {} elements for a region of {elements} in {}",
+                        slice.tensor, slice.rows, slice.cols, buffer.name
+                    ),
+                });
+            }
+            let values: Vec<f32> = (slice.row..slice.row + slice.rows)
+                .flat_map(|row| (slice.col..slice.col + slice.cols).map(move |col| (row, col)))
+                .map(|(row, col)| element(seed, slice.tensor, row, col) as f32)
+                .collect();
+            memory.fill(schedule.cluster.number(rank), &slice.region, &values);
+        }
+    }
+    Ok(())
+}
+
+/// Compares all outputs; returns the first wrong element with the number of all.
+fn compare(
+    memory: &Memory,
+    schedule: &Schedule,
+    kernel: &dyn Kernel,
+    spec: &Spec,
+    seed: u64,
+    report: &mut Report,
+) -> Result<Option<Mismatch>, ExecError> {
+    let mut first: Option<Mismatch> = None;
+    for rank in schedule.cluster.iter() {
+        let reference = kernel.reference(spec, rank, &|tensor, row, col| element(seed, tensor, row, col));
+        if reference.is_empty() {
+            return Err(ExecError::Kernel {
+                kernel: schedule.kernel.clone(),
+                what: format!("no reference for rank {rank}"),
+            });
+        }
+        for expected in reference {
+            let region = expected.region;
+            let got = memory.read_floats(schedule.cluster.number(rank), &region);
+            if got.len() != expected.values.len() || got.len() != expected.magnitudes.len() {
+                let what =
+                    format!("reference has {} values for a region of {} elements", expected.values.len(), got.len());
+                return Err(ExecError::Kernel { kernel: schedule.kernel.clone(), what });
+            }
+            let scale = f64::from(expected.roundings + 1) / 256.0;
+            let width = memory.dtype(&region).bytes();
+            for (i, &got) in got.iter().enumerate() {
+                let (want, got) = (expected.values[i], f64::from(got));
+                let bound = scale * expected.magnitudes[i] + ABSOLUTE;
+                let error = (got - want).abs();
+                report.elements += 1;
+                if error <= bound {
+                    report.worst = report.worst.max(error / bound);
+                    continue;
+                }
+                if let Some(first) = &mut first {
+                    first.wrong += 1;
+                    continue;
+                }
+                let per_row = u64::from(region.row_bytes) / width;
+                let (row, col) = (i as u64 / per_row, i as u64 % per_row);
+                let (block, row_of_block) = (row / u64::from(region.rows), row % u64::from(region.rows));
+                first = Some(Mismatch {
+                    run: 0,
+                    seed: 0,
+                    rank,
+                    buffer: schedule.buffer(region.buffer).name.clone(),
+                    row,
+                    col,
+                    offset: region.offset + block * region.block_pitch + row_of_block * region.row_pitch + col * width,
+                    expected: want,
+                    got,
+                    bound,
+                    wrong: 1,
+                });
+            }
+        }
+    }
+    Ok(first)
+}

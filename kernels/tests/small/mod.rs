@@ -1,0 +1,81 @@
+//! Every kernel of the registry on small clusters and shapes, for suites that are written once.
+
+use tilewire_kernels::{BuildError, Cluster, Fabric, KERNELS, Kernel, OptionSet, Problem, ProblemKind, Spec};
+
+/// Clusters as nodes x GPUs.
+pub const CLUSTERS: [(u16, u16); 8] = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2), (4, 1)];
+
+/// Options that make small shapes legal, where a kernel lists them.
+const SMALL: &[(&str, &str)] =
+    &[("tile_m", "16"), ("tile_n", "32"), ("tile_k", "16"), ("tile_q", "16"), ("tile_kv", "16"), ("chunk_tiles", "2")];
+
+/// A kernel with a small spec that it can build.
+pub struct Case {
+    pub kernel: &'static dyn Kernel,
+    pub set: OptionSet,
+    pub spec: Spec,
+}
+
+impl Case {
+    pub fn name(&self) -> String {
+        let Spec { cluster, fabric, problem, .. } = &self.spec;
+        format!("{} {} {cluster} {fabric} {problem}", self.kernel.name(), self.set.name())
+    }
+}
+
+/// Small problems of a kind, the first that a kernel can build is taken.
+fn problems(kind: ProblemKind, cluster: Cluster) -> Vec<Problem> {
+    let ranks = cluster.ranks() as u64;
+    match kind {
+        ProblemKind::Gemm => [32, 64, 128].map(|rows| Problem::Gemm { m: rows * ranks, n: 128, k: 64 }).to_vec(),
+        ProblemKind::Moe => [(16, 2), (32, 2), (32, 1)]
+            .map(|(tokens, experts)| Problem::Moe {
+                tokens: tokens * ranks,
+                hidden: 64,
+                inter: 64,
+                topk: if ranks * experts == 1 { 1 } else { 2 },
+                experts: experts * ranks,
+            })
+            .to_vec(),
+        ProblemKind::Attention => {
+            [32, 64].map(|rows| Problem::Attention { seq: rows * ranks, batch: 1, heads: 2, head_dim: 16 }).to_vec()
+        }
+    }
+}
+
+/// The small case of a kernel, if the option set permits one on this cluster.
+pub fn case(kernel: &'static dyn Kernel, set: OptionSet, cluster: Cluster, fabric: Fabric) -> Result<Case, BuildError> {
+    let mut refused = None;
+    for problem in problems(kernel.problem_kind(), cluster) {
+        let mut options = kernel.options(set, &problem, cluster);
+        for (name, value) in SMALL {
+            // A kernel that does not list the option has no such tile.
+            let _ = options.set(name, value);
+        }
+        let spec = Spec { problem, cluster, fabric, options };
+        match kernel.build(&spec) {
+            Ok(_) => return Ok(Case { kernel, set, spec }),
+            Err(error) => {
+                refused.get_or_insert(error);
+            }
+        }
+    }
+    Err(refused.expect("every kind has a problem"))
+}
+
+/// All cases of an option set on one fabric. A refusal to build fails the suite unless it says `Unsupported`.
+pub fn cases(set: OptionSet, fabric: Fabric) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &kernel in KERNELS {
+        for (nodes, gpus_per_node) in CLUSTERS {
+            match case(kernel, set, Cluster { nodes, gpus_per_node }, fabric) {
+                Ok(case) => cases.push(case),
+                Err(BuildError::Unsupported { .. }) => {}
+                Err(error) => {
+                    panic!("no small case for {} {} {nodes}x{gpus_per_node}: {error}", kernel.name(), set.name())
+                }
+            }
+        }
+    }
+    cases
+}
