@@ -13,8 +13,9 @@
 //! bits, rounded down; `v` has the same 32 bits and is never rounded. A flow therefore ends at a time that does not
 //! depend on how often rates were looked at, and no resource ever carries more than its capacity.
 //!
-//! **Laziness.** Resources whose demand fits their capacity never bind, and flows that cross none that binds run at
-//! full speed. Only the connected component of binding resources around a change is solved again.
+//! **Laziness.** Flows come and go during a round of events; only the change that is left at its end counts, once per
+//! class. Resources whose demand fits their capacity never bind, and flows that cross none that binds run at full speed.
+//! Only the connected component of binding resources around a change is solved again.
 
 use std::collections::VecDeque;
 
@@ -48,14 +49,23 @@ struct Class {
     members: VecDeque<Member>,
     /// Range in `Sharing::demands`.
     demands: (u32, u32),
+    /// Members that the demand of the resources counts: those at the last solution.
+    counted: u32,
     visited: u32,
     frozen: bool,
+    touched: bool,
+}
+
+impl Class {
+    fn clock(&self, now: u64) -> u128 {
+        self.v + u128::from(now - self.since) * u128::from(self.theta)
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Resource {
     capacity: u64,
-    /// Sum of the demands of all flows at full speed.
+    /// Sum of the demands of all counted flows at full speed.
     demand: u64,
     /// Demand above capacity at the last solution.
     was_hot: bool,
@@ -66,7 +76,32 @@ struct Resource {
     open: u64,
 }
 
+impl Resource {
+    const fn is_hot(&self) -> bool {
+        self.was_hot || self.demand > self.capacity
+    }
+
+    /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
+    fn level(&self) -> u64 {
+        let high = (self.left >> 32) as u64;
+        if high >= self.open {
+            return FULL_SPEED;
+        }
+        // The quotient is below 2^32: a double is off by less than one, and one exact product tells which way. A
+        // library division of 128-bit numbers would cost more than all the rest of a solution.
+        let estimate = (high as f64 * 4_294_967_296.0 + self.left as u32 as f64) / self.open as f64;
+        let mut level = estimate as u64;
+        if u128::from(level) * u128::from(self.open) > self.left {
+            level -= 1;
+        } else if u128::from(level + 1) * u128::from(self.open) <= self.left {
+            level += 1;
+        }
+        level
+    }
+}
+
 /// The state of all flows and resources of a simulation.
+#[derive(Default)]
 pub struct Sharing {
     resources: Vec<Resource>,
     /// Classes that can cross each resource.
@@ -79,39 +114,28 @@ pub struct Sharing {
     dirty: Vec<u32>,
     /// Classes whose membership or speed changed since the last solution.
     touched: Vec<u32>,
-    is_touched: Vec<bool>,
     visit: u32,
     component_classes: Vec<u32>,
     component_resources: Vec<u32>,
+    full: Vec<u32>,
 }
 
 impl Sharing {
     /// No classes, these capacities in bytes/s.
-    pub fn new(capacities: &[u64]) -> Self {
-        Self {
-            resources: capacities
-                .iter()
-                .map(|&capacity| Resource {
-                    capacity,
-                    demand: 0,
-                    was_hot: false,
-                    dirty: false,
-                    visited: 0,
-                    left: 0,
-                    open: 0,
-                })
-                .collect(),
-            crossing: vec![Vec::new(); capacities.len()],
-            classes: Vec::new(),
-            demands: Vec::new(),
-            due: Vec::new(),
-            dirty: Vec::new(),
-            touched: Vec::new(),
-            is_touched: Vec::new(),
-            visit: 0,
-            component_classes: Vec::new(),
-            component_resources: Vec::new(),
-        }
+    pub fn new(capacities: impl IntoIterator<Item = u64>) -> Self {
+        let resources: Vec<Resource> = capacities
+            .into_iter()
+            .map(|capacity| Resource {
+                capacity,
+                demand: 0,
+                was_hot: false,
+                dirty: false,
+                visited: 0,
+                left: 0,
+                open: 0,
+            })
+            .collect();
+        Self { crossing: vec![Vec::new(); resources.len()], resources, ..Self::default() }
     }
 
     /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once).
@@ -130,12 +154,29 @@ impl Sharing {
             theta: FULL_SPEED,
             members: VecDeque::new(),
             demands: (start, self.demands.len() as u32),
+            counted: 0,
             visited: 0,
             frozen: false,
+            touched: false,
         });
         self.due.push(NEVER);
-        self.is_touched.push(false);
         id
+    }
+
+    /// Removes all flows; classes and resources stay.
+    pub fn reset(&mut self) {
+        for resource in &mut self.resources {
+            *resource = Resource { demand: 0, was_hot: false, dirty: false, visited: 0, ..*resource };
+        }
+        for class in &mut self.classes {
+            class.members.clear();
+            (class.v, class.since, class.theta) = (0, 0, FULL_SPEED);
+            (class.counted, class.visited, class.touched) = (0, 0, false);
+        }
+        self.due.fill(NEVER);
+        self.dirty.clear();
+        self.touched.clear();
+        self.visit = 0;
     }
 
     /// When the first flow of each class ends, at present rates.
@@ -159,105 +200,95 @@ impl Sharing {
             .iter()
             .map(|&c| {
                 let class = &self.classes[c as usize];
-                let rate = self.class_demands(class).iter().find(|d| d.0 == resource).map_or(0, |d| d.1);
+                let demands = &self.demands[class.demands.0 as usize..class.demands.1 as usize];
+                let rate = demands.iter().find(|d| d.0 == resource).map_or(0, |d| d.1);
                 class.members.len() as u128 * u128::from(rate) * u128::from(class.theta)
             })
             .sum();
         (sum >> 32) as u64
     }
 
-    fn class_demands(&self, class: &Class) -> &[(u32, u64)] {
-        &self.demands[class.demands.0 as usize..class.demands.1 as usize]
-    }
-
-    fn touch(&mut self, class: u32) {
-        if !self.is_touched[class as usize] {
-            self.is_touched[class as usize] = true;
+    /// Starts a flow of `work` picoseconds (at full speed) at time `now`. Rates follow at the next [`Sharing::solve`].
+    #[inline]
+    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: Tag) {
+        let c = &mut self.classes[class as usize];
+        if c.counted == 0 && c.members.is_empty() {
+            // Nobody else: whatever the clock showed does not matter.
+            (c.v, c.since, c.theta) = (0, now, FULL_SPEED);
+        }
+        let ends = c.clock(now) + (u128::from(work) << 32);
+        let member = Member { ends, tag };
+        if c.members.back().is_none_or(|last| last.ends <= ends) {
+            c.members.push_back(member);
+        } else {
+            let at = c.members.partition_point(|m| m.ends <= ends);
+            c.members.insert(at, member);
+        }
+        if !c.touched {
+            c.touched = true;
             self.touched.push(class);
         }
     }
 
-    fn change_demand(&mut self, class: u32, add: bool) {
-        let (start, end) = self.classes[class as usize].demands;
-        for i in start as usize..end as usize {
-            let (r, rate) = self.demands[i];
-            let resource = &mut self.resources[r as usize];
-            resource.demand = if add { resource.demand + rate } else { resource.demand - rate };
-            if !resource.dirty && (resource.was_hot || resource.demand > resource.capacity) {
-                resource.dirty = true;
-                self.dirty.push(r);
-            }
-        }
-    }
-
-    /// Starts a flow of `work` picoseconds (at full speed) at time `now`. Rates follow at the next [`Sharing::solve`].
-    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: Tag) {
-        let c = &mut self.classes[class as usize];
-        if c.members.is_empty() {
-            // Nobody else: whatever the clock showed does not matter.
-            c.v = 0;
-            c.since = now;
-            c.theta = FULL_SPEED;
-        }
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let ends = v + (u128::from(work) << 32);
-        let mut at = c.members.len();
-        while at > 0 && c.members[at - 1].ends > ends {
-            at -= 1;
-        }
-        c.members.insert(at, Member { ends, tag });
-        self.change_demand(class, true);
-        self.touch(class);
-    }
-
     /// Removes the flows of a class that have ended by `now` and hands out their tags, in the order of their ends.
+    #[inline]
     pub fn finish(&mut self, class: u32, now: u64, mut ended: impl FnMut(Tag)) {
         let c = &mut self.classes[class as usize];
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let mut any = 0;
+        let v = c.clock(now);
         while let Some(member) = c.members.front().filter(|m| m.ends <= v) {
             ended(member.tag);
             c.members.pop_front();
-            any += 1;
         }
-        for _ in 0..any {
-            self.change_demand(class, false);
-        }
-        if any > 0 {
-            self.touch(class);
+        if !c.touched {
+            c.touched = true;
+            self.touched.push(class);
         }
     }
 
     /// Gives every flow its rate for the time after `now`; calls `changed(class)` for each class whose `due` may have
     /// moved.
     pub fn solve(&mut self, now: u64, mut changed: impl FnMut(u32)) {
-        let mut dirty = std::mem::take(&mut self.dirty);
+        for &class in &self.touched {
+            let c = &mut self.classes[class as usize];
+            let members = c.members.len() as u32;
+            if members == c.counted {
+                continue;
+            }
+            let change = i64::from(members) - i64::from(c.counted);
+            c.counted = members;
+            for &(r, rate) in &self.demands[c.demands.0 as usize..c.demands.1 as usize] {
+                let resource = &mut self.resources[r as usize];
+                resource.demand = resource.demand.wrapping_add_signed(rate as i64 * change);
+                if !resource.dirty {
+                    resource.dirty = true;
+                    self.dirty.push(r);
+                }
+            }
+        }
         let before = self.visit;
-        for &r in &dirty {
+        for i in 0..self.dirty.len() {
+            let r = self.dirty[i];
             let resource = &mut self.resources[r as usize];
             resource.dirty = false;
             // A resource that binds neither before nor after holds nobody back; one visit solves a whole component.
-            if resource.visited <= before && (resource.was_hot || resource.demand > resource.capacity) {
+            if resource.is_hot() && resource.visited <= before {
                 self.solve_component(r, now);
             }
         }
-        dirty.clear();
-        self.dirty = dirty;
-        let mut touched = std::mem::take(&mut self.touched);
-        for &class in &touched {
-            self.is_touched[class as usize] = false;
+        self.dirty.clear();
+        for i in 0..self.touched.len() {
+            let class = self.touched[i];
+            self.classes[class as usize].touched = false;
             self.due[class as usize] = self.next_end(class, now);
             changed(class);
         }
-        touched.clear();
-        self.touched = touched;
+        self.touched.clear();
     }
 
     fn next_end(&self, class: u32, now: u64) -> u64 {
         let c = &self.classes[class as usize];
         let Some(first) = c.members.front() else { return NEVER };
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let left = first.ends.saturating_sub(v);
+        let left = first.ends.saturating_sub(c.clock(now));
         let wait = if c.theta == FULL_SPEED {
             left.div_ceil(1 << 32)
         } else if c.theta == 0 {
@@ -273,106 +304,102 @@ impl Sharing {
     fn set_theta(&mut self, class: u32, now: u64, theta: u64) {
         let c = &mut self.classes[class as usize];
         if c.theta != theta {
-            c.v += u128::from(now - c.since) * u128::from(c.theta);
+            c.v = c.clock(now);
             c.since = now;
             c.theta = theta;
-            self.touch(class);
+            if !c.touched {
+                c.touched = true;
+                self.touched.push(class);
+            }
         }
     }
 
-    /// Solves the component of binding resources that `seed` belongs to.
-    fn solve_component(&mut self, seed: u32, now: u64) {
+    /// Collects the component of binding resources that `seed` belongs to, and the classes that cross them.
+    fn collect_component(&mut self, seed: u32) {
         self.visit += 1;
         let visit = self.visit;
-        let mut resources = std::mem::take(&mut self.component_resources);
-        let mut classes = std::mem::take(&mut self.component_classes);
-        resources.clear();
-        classes.clear();
+        self.component_resources.clear();
+        self.component_classes.clear();
         self.resources[seed as usize].visited = visit;
-        resources.push(seed);
+        self.component_resources.push(seed);
         let mut next = 0;
-        while next < resources.len() {
-            let r = resources[next] as usize;
+        while next < self.component_resources.len() {
+            let r = self.component_resources[next] as usize;
             next += 1;
-            for i in 0..self.crossing[r].len() {
-                let c = self.crossing[r][i];
+            let resource = &mut self.resources[r];
+            resource.was_hot = resource.demand > resource.capacity;
+            resource.left = u128::from(resource.capacity) << 32;
+            resource.open = resource.demand;
+            for &c in &self.crossing[r] {
                 let class = &mut self.classes[c as usize];
-                if class.members.is_empty() || class.visited == visit {
+                if class.counted == 0 || class.visited == visit {
                     continue;
                 }
                 class.visited = visit;
                 class.frozen = false;
-                classes.push(c);
-                for d in class.demands.0..class.demands.1 {
-                    let other = self.demands[d as usize].0;
+                self.component_classes.push(c);
+                for &(other, _) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
                     let resource = &mut self.resources[other as usize];
-                    if resource.visited != visit && (resource.was_hot || resource.demand > resource.capacity) {
+                    if resource.visited != visit && resource.is_hot() {
                         resource.visited = visit;
-                        resources.push(other);
+                        self.component_resources.push(other);
                     }
                 }
             }
         }
-        for &r in &resources {
-            let resource = &mut self.resources[r as usize];
-            resource.was_hot = resource.demand > resource.capacity;
-            resource.left = u128::from(resource.capacity) << 32;
-            resource.open = resource.demand;
-        }
-        let mut unfrozen = classes.len();
+    }
+
+    fn solve_component(&mut self, seed: u32, now: u64) {
+        self.collect_component(seed);
+        let visit = self.visit;
+        let mut unfrozen = self.component_classes.len();
         while unfrozen > 0 {
-            let level = resources
-                .iter()
-                .map(|&r| &self.resources[r as usize])
-                .filter(|r| r.open > 0)
-                .map(level)
-                .min()
-                .unwrap_or(FULL_SPEED);
-            if level >= FULL_SPEED {
-                for i in 0..classes.len() {
-                    if !self.classes[classes[i] as usize].frozen {
-                        self.set_theta(classes[i], now, FULL_SPEED);
+            // Which resources are full is decided before anybody is frozen, so that the order does not matter.
+            let mut lowest = FULL_SPEED;
+            self.full.clear();
+            for &r in &self.component_resources {
+                let resource = &self.resources[r as usize];
+                if resource.open == 0 {
+                    continue;
+                }
+                let level = resource.level();
+                if level < lowest {
+                    lowest = level;
+                    self.full.clear();
+                }
+                if level == lowest {
+                    self.full.push(r);
+                }
+            }
+            if lowest >= FULL_SPEED {
+                for i in 0..self.component_classes.len() {
+                    if !self.classes[self.component_classes[i] as usize].frozen {
+                        self.set_theta(self.component_classes[i], now, FULL_SPEED);
                     }
                 }
-                break;
+                return;
             }
-            // Which resources are full is decided before anybody is frozen, so that the order does not matter.
-            let full: Vec<u32> = resources
-                .iter()
-                .copied()
-                .filter(|&r| {
-                    let resource = &self.resources[r as usize];
-                    resource.open > 0 && self::level(resource) == level
-                })
-                .collect();
-            for r in full {
-                for i in 0..self.crossing[r as usize].len() {
-                    let c = self.crossing[r as usize][i];
+            for i in 0..self.full.len() {
+                let r = self.full[i] as usize;
+                for j in 0..self.crossing[r].len() {
+                    let c = self.crossing[r][j];
                     let class = &mut self.classes[c as usize];
-                    if class.visited != visit || class.frozen || class.members.is_empty() {
+                    if class.visited != visit || class.frozen {
                         continue;
                     }
                     class.frozen = true;
                     unfrozen -= 1;
-                    let members = class.members.len() as u64;
-                    let (start, end) = class.demands;
-                    for d in start..end {
-                        let (other, rate) = self.demands[d as usize];
+                    let members = u64::from(class.counted);
+                    for &(other, rate) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
                         let resource = &mut self.resources[other as usize];
                         if resource.visited == visit {
-                            resource.left -= u128::from(members) * u128::from(rate) * u128::from(level);
+                            resource.left -= u128::from(members * rate) * u128::from(lowest);
                             resource.open -= members * rate;
                         }
                     }
-                    self.set_theta(c, now, level);
+                    self.set_theta(c, now, lowest);
                 }
             }
         }
-        self.component_resources = resources;
-        self.component_classes = classes;
     }
-}
-
-fn level(resource: &Resource) -> u64 {
-    u64::try_from(resource.left / u128::from(resource.open)).unwrap_or(NEVER)
 }
