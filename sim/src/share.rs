@@ -17,8 +17,6 @@
 //! class. Resources whose demand fits their capacity never bind, and flows that cross none that binds run at full speed.
 //! Only the connected component of binding resources around a change is solved again.
 
-use std::collections::VecDeque;
-
 /// `theta` of a flow that nobody holds back.
 pub const FULL_SPEED: u64 = 1 << 32;
 
@@ -41,16 +39,69 @@ struct Member {
     tag: Tag,
 }
 
+/// Members of a class by the value of its clock at which they end.
+#[derive(Default)]
+struct Members {
+    list: Vec<Member>,
+    /// Those before have ended.
+    head: usize,
+}
+
+impl Members {
+    fn len(&self) -> u32 {
+        (self.list.len() - self.head) as u32
+    }
+
+    fn first(&self) -> Option<&Member> {
+        self.list.get(self.head)
+    }
+
+    fn clear(&mut self) {
+        self.list.clear();
+        self.head = 0;
+    }
+
+    #[inline]
+    fn insert(&mut self, member: Member) {
+        if self.list.last().is_some_and(|last| last.ends > member.ends) {
+            self.insert_before_last(member);
+        } else {
+            self.list.push(member);
+        }
+    }
+
+    /// Rare: most flows of a class have the same work. Kept out of line so that the other case stays short.
+    #[cold]
+    #[inline(never)]
+    fn insert_before_last(&mut self, member: Member) {
+        let at = self.head + self.list[self.head..].partition_point(|m| m.ends <= member.ends);
+        self.list.insert(at, member);
+    }
+
+    /// Drops the members whose end was reached, and gives back their room now and then.
+    fn advance(&mut self, head: usize) {
+        self.head = head;
+        if head == self.list.len() {
+            self.clear();
+        } else if head >= 64 && 2 * head >= self.list.len() {
+            self.list.drain(..head);
+            self.head = 0;
+        }
+    }
+}
+
 struct Class {
     v: u128,
     /// Time at which `v` holds.
     since: u64,
     theta: u64,
-    members: VecDeque<Member>,
+    members: Members,
     /// Range in `Sharing::demands`.
     demands: (u32, u32),
     /// Members that the demand of the resources counts: those at the last solution.
     counted: u32,
+    /// What the caller wants to be told when `due` changes.
+    owner: u32,
     visited: u32,
     frozen: bool,
     touched: bool,
@@ -59,6 +110,22 @@ struct Class {
 impl Class {
     fn clock(&self, now: u64) -> u128 {
         self.v + u128::from(now - self.since) * u128::from(self.theta)
+    }
+
+    /// When the first member ends at the present speed.
+    fn next_end(&self, now: u64) -> u64 {
+        let Some(first) = self.members.first() else { return NEVER };
+        let left = first.ends.saturating_sub(self.clock(now));
+        let wait = if self.theta == FULL_SPEED {
+            left.div_ceil(1 << 32)
+        } else if self.theta == 0 {
+            return NEVER;
+        } else if let Ok(left) = u64::try_from(left) {
+            u128::from(left.div_ceil(self.theta))
+        } else {
+            left.div_ceil(u128::from(self.theta))
+        };
+        u64::try_from(u128::from(now) + wait).unwrap_or(NEVER)
     }
 }
 
@@ -104,8 +171,10 @@ impl Resource {
 #[derive(Default)]
 pub struct Sharing {
     resources: Vec<Resource>,
-    /// Classes that can cross each resource.
-    crossing: Vec<Vec<u32>>,
+    /// Classes that can cross each resource, resource by resource; made from `demands` when they are complete.
+    crossing: Vec<u32>,
+    /// Where each resource's classes begin; one more at the end.
+    crossing_of: Vec<u32>,
     classes: Vec<Class>,
     /// (resource, bytes/s at full speed), grouped by class.
     demands: Vec<(u32, u64)>,
@@ -118,6 +187,7 @@ pub struct Sharing {
     component_classes: Vec<u32>,
     component_resources: Vec<u32>,
     full: Vec<u32>,
+    freeze: Vec<u32>,
 }
 
 impl Sharing {
@@ -135,26 +205,24 @@ impl Sharing {
                 open: 0,
             })
             .collect();
-        Self { crossing: vec![Vec::new(); resources.len()], resources, ..Self::default() }
+        Self { resources, ..Self::default() }
     }
 
-    /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once).
-    pub fn add_class(&mut self, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
+    /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once). `owner` is
+    /// what [`Sharing::solve`] names when the class's next end moves.
+    pub fn add_class(&mut self, owner: u32, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
         let id = self.classes.len() as u32;
         let start = self.demands.len() as u32;
-        for (resource, rate) in demands {
-            if rate > 0 {
-                self.demands.push((resource, rate));
-                self.crossing[resource as usize].push(id);
-            }
-        }
+        self.demands.extend(demands.into_iter().filter(|&(_, rate)| rate > 0));
+        self.crossing_of.clear();
         self.classes.push(Class {
             v: 0,
             since: 0,
             theta: FULL_SPEED,
-            members: VecDeque::new(),
+            members: Members::default(),
             demands: (start, self.demands.len() as u32),
             counted: 0,
+            owner,
             visited: 0,
             frozen: false,
             touched: false,
@@ -186,7 +254,7 @@ impl Sharing {
 
     /// Flows in a class.
     pub fn active(&self, class: u32) -> usize {
-        self.classes[class as usize].members.len()
+        self.classes[class as usize].members.len() as usize
     }
 
     /// Present speed of a class, 32 fractional bits.
@@ -196,61 +264,84 @@ impl Sharing {
 
     /// Bytes/s that a resource carries now.
     pub fn carried(&self, resource: u32) -> u64 {
-        let sum: u128 = self.crossing[resource as usize]
-            .iter()
-            .map(|&c| {
-                let class = &self.classes[c as usize];
-                let demands = &self.demands[class.demands.0 as usize..class.demands.1 as usize];
-                let rate = demands.iter().find(|d| d.0 == resource).map_or(0, |d| d.1);
-                class.members.len() as u128 * u128::from(rate) * u128::from(class.theta)
-            })
-            .sum();
+        let mut sum = 0_u128;
+        for class in self.classes.iter().filter(|class| class.members.len() > 0) {
+            let demands = &self.demands[class.demands.0 as usize..class.demands.1 as usize];
+            if let Some(&(_, rate)) = demands.iter().find(|d| d.0 == resource) {
+                sum += u128::from(class.members.len()) * u128::from(rate) * u128::from(class.theta);
+            }
+        }
         (sum >> 32) as u64
+    }
+
+    fn find_crossing(&mut self) {
+        let mut counts = vec![0_u32; self.resources.len() + 1];
+        for &(resource, _) in &self.demands {
+            counts[resource as usize + 1] += 1;
+        }
+        for r in 1..counts.len() {
+            counts[r] += counts[r - 1];
+        }
+        self.crossing_of.clone_from(&counts);
+        self.crossing = vec![0; self.demands.len()];
+        for (id, class) in self.classes.iter().enumerate() {
+            for &(resource, _) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
+                let at = &mut counts[resource as usize];
+                self.crossing[*at as usize] = id as u32;
+                *at += 1;
+            }
+        }
+    }
+
+    fn crossing_range(&self, resource: usize) -> std::ops::Range<usize> {
+        self.crossing_of[resource] as usize..self.crossing_of[resource + 1] as usize
     }
 
     /// Starts a flow of `work` picoseconds (at full speed) at time `now`. Rates follow at the next [`Sharing::solve`].
     #[inline]
     pub fn start(&mut self, class: u32, now: u64, work: u64, tag: Tag) {
         let c = &mut self.classes[class as usize];
-        if c.counted == 0 && c.members.is_empty() {
+        if c.counted == 0 && c.members.len() == 0 {
             // Nobody else: whatever the clock showed does not matter.
             (c.v, c.since, c.theta) = (0, now, FULL_SPEED);
         }
         let ends = c.clock(now) + (u128::from(work) << 32);
-        let member = Member { ends, tag };
-        if c.members.back().is_none_or(|last| last.ends <= ends) {
-            c.members.push_back(member);
-        } else {
-            let at = c.members.partition_point(|m| m.ends <= ends);
-            c.members.insert(at, member);
-        }
+        c.members.insert(Member { ends, tag });
         if !c.touched {
             c.touched = true;
             self.touched.push(class);
         }
     }
 
-    /// Removes the flows of a class that have ended by `now` and hands out their tags, in the order of their ends.
-    #[inline]
-    pub fn finish(&mut self, class: u32, now: u64, mut ended: impl FnMut(Tag)) {
-        let c = &mut self.classes[class as usize];
-        let v = c.clock(now);
-        while let Some(member) = c.members.front().filter(|m| m.ends <= v) {
-            ended(member.tag);
-            c.members.pop_front();
-        }
-        if !c.touched {
-            c.touched = true;
-            self.touched.push(class);
+    /// Removes the flows of some neighbouring classes that have ended by `now`, and appends their tags, class by class
+    /// in the order of their ends.
+    pub fn finish(&mut self, classes: std::ops::Range<usize>, now: u64, ended: &mut Vec<Tag>) {
+        let first = classes.start;
+        for (i, _) in self.due[classes].iter().enumerate().filter(|&(_, &due)| due <= now) {
+            let class = &mut self.classes[first + i];
+            let v = class.clock(now);
+            let mut head = class.members.head;
+            while let Some(member) = class.members.list.get(head).filter(|m| m.ends <= v) {
+                ended.push(member.tag);
+                head += 1;
+            }
+            class.members.advance(head);
+            if !class.touched {
+                class.touched = true;
+                self.touched.push((first + i) as u32);
+            }
         }
     }
 
-    /// Gives every flow its rate for the time after `now`; calls `changed(class)` for each class whose `due` may have
+    /// Gives every flow its rate for the time after `now`; calls `changed(owner)` for each class whose next end
     /// moved.
     pub fn solve(&mut self, now: u64, mut changed: impl FnMut(u32)) {
+        if self.crossing_of.is_empty() {
+            self.find_crossing();
+        }
         for &class in &self.touched {
             let c = &mut self.classes[class as usize];
-            let members = c.members.len() as u32;
+            let members = c.members.len();
             if members == c.counted {
                 continue;
             }
@@ -277,28 +368,15 @@ impl Sharing {
         }
         self.dirty.clear();
         for i in 0..self.touched.len() {
-            let class = self.touched[i];
-            self.classes[class as usize].touched = false;
-            self.due[class as usize] = self.next_end(class, now);
-            changed(class);
+            let class = self.touched[i] as usize;
+            self.classes[class].touched = false;
+            let due = self.classes[class].next_end(now);
+            if self.due[class] != due {
+                self.due[class] = due;
+                changed(self.classes[class].owner);
+            }
         }
         self.touched.clear();
-    }
-
-    fn next_end(&self, class: u32, now: u64) -> u64 {
-        let c = &self.classes[class as usize];
-        let Some(first) = c.members.front() else { return NEVER };
-        let left = first.ends.saturating_sub(c.clock(now));
-        let wait = if c.theta == FULL_SPEED {
-            left.div_ceil(1 << 32)
-        } else if c.theta == 0 {
-            return NEVER;
-        } else if let Ok(left) = u64::try_from(left) {
-            u128::from(left.div_ceil(c.theta))
-        } else {
-            left.div_ceil(u128::from(c.theta))
-        };
-        u64::try_from(u128::from(now) + wait).unwrap_or(NEVER)
     }
 
     fn set_theta(&mut self, class: u32, now: u64, theta: u64) {
@@ -330,7 +408,8 @@ impl Sharing {
             resource.was_hot = resource.demand > resource.capacity;
             resource.left = u128::from(resource.capacity) << 32;
             resource.open = resource.demand;
-            for &c in &self.crossing[r] {
+            let range = self.crossing_range(r);
+            for &c in &self.crossing[range] {
                 let class = &mut self.classes[c as usize];
                 if class.counted == 0 || class.visited == visit {
                     continue;
@@ -379,26 +458,37 @@ impl Sharing {
                 }
                 return;
             }
+            self.freeze.clear();
             for i in 0..self.full.len() {
-                let r = self.full[i] as usize;
-                for j in 0..self.crossing[r].len() {
-                    let c = self.crossing[r][j];
+                let range = self.crossing_range(self.full[i] as usize);
+                for &c in &self.crossing[range] {
                     let class = &mut self.classes[c as usize];
-                    if class.visited != visit || class.frozen {
-                        continue;
+                    if class.visited == visit && !class.frozen {
+                        class.frozen = true;
+                        self.freeze.push(c);
                     }
-                    class.frozen = true;
-                    unfrozen -= 1;
-                    let members = u64::from(class.counted);
-                    for &(other, rate) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
-                        let resource = &mut self.resources[other as usize];
-                        if resource.visited == visit {
-                            resource.left -= u128::from(members * rate) * u128::from(lowest);
-                            resource.open -= members * rate;
-                        }
-                    }
-                    self.set_theta(c, now, lowest);
                 }
+            }
+            unfrozen -= self.freeze.len();
+            for i in 0..self.freeze.len() {
+                let c = self.freeze[i];
+                if unfrozen > 0 {
+                    self.give_away(c, lowest);
+                }
+                self.set_theta(c, now, lowest);
+            }
+        }
+    }
+
+    /// Takes what a class gets at `level` from the resources that it crosses.
+    fn give_away(&mut self, class: u32, level: u64) {
+        let class = &self.classes[class as usize];
+        for &(r, rate) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
+            let resource = &mut self.resources[r as usize];
+            if resource.visited == self.visit {
+                let demand = u64::from(class.counted) * rate;
+                resource.left -= u128::from(demand) * u128::from(level);
+                resource.open -= demand;
             }
         }
     }

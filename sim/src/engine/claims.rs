@@ -148,8 +148,9 @@ impl<'a> Engine<'a> {
             state.ready &= !(1 << slot);
             state.claimed |= 1 << slot;
             self.fill_window(h, r);
-            self.take(h, w, row.first + index);
-            self.go_on(h, w);
+            if self.take(h, w, row.first + index) {
+                self.go_on(h, w);
+            }
         }
         // Workers left over when the list ran out are free to recycle or end.
         let state = &mut self.s.roles[h.role0 + r];

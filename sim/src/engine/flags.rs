@@ -183,6 +183,13 @@ impl<'a> Engine<'a> {
     /// The first unmet flag of some waits.
     #[inline]
     pub(super) fn first_unmet(&self, h: &Here<'a>, first: u32, count: u8) -> Option<u32> {
+        if count == 0 {
+            return None;
+        }
+        self.first_unmet_of_some(h, first, count)
+    }
+
+    fn first_unmet_of_some(&self, h: &Here<'a>, first: u32, count: u8) -> Option<u32> {
         let now = self.s.timers.now;
         for wait in &h.program.waits[first as usize..first as usize + usize::from(count)] {
             let mut flag = wait.flag;

@@ -215,9 +215,9 @@ impl RunState {
 fn new_sharing(c: &Compiled) -> Sharing {
     let per_rank = ResourceKind::count(c.times.rails);
     let mut sharing = Sharing::new(c.ranks.iter().flat_map(|_| c.capacities.iter().copied()));
-    for &rank in &c.ranks {
+    for (owner, &rank) in c.ranks.iter().enumerate() {
         for class in &c.classes {
-            sharing.add_class(class.iter().map(|&(offset, kind, demand)| {
+            sharing.add_class(owner as u32, class.iter().map(|&(offset, kind, demand)| {
                 let target = c.folded.number(c.folded.at(rank, offset)) as u32;
                 (target * per_rank + kind.index(c.times.rails), demand)
             }));
@@ -297,7 +297,7 @@ impl<'a> Engine<'a> {
                 self.s.timers.next_round(&mut round);
             }
             let (classes, timers) = (self.t.classes, &mut self.s.timers);
-            self.s.sharing.solve(timers.now, |class| timers.mark_stale(class as usize / classes));
+            self.s.sharing.solve(timers.now, |rank| timers.mark_stale(rank as usize));
             self.s.timers.refresh(&self.s.sharing, classes);
             if self.timeline {
                 self.sample_carried();
@@ -311,11 +311,7 @@ impl<'a> Engine<'a> {
         let now = self.s.timers.now;
         let mut tags = std::mem::take(&mut self.s.tags);
         let first = h.class0 as usize;
-        for class in first..first + self.t.classes {
-            if self.s.sharing.due()[class] <= now {
-                self.s.sharing.finish(class as u32, now, |tag| tags.push(tag));
-            }
-        }
+        self.s.sharing.finish(first..first + self.t.classes, now, &mut tags);
         self.out.events += tags.len() as u64;
         for tag in tags.drain(..) {
             let id = tag.a & !ended::KIND;

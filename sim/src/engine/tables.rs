@@ -1,6 +1,6 @@
 //! What a run reads and never writes: costs of its form, roles with their CTAs, the layout of per-rank state.
 
-use crate::compile::{Compiled, Flow, Form, NONE, Work};
+use crate::compile::{Compiled, Flow, Form, Work};
 use tilewire_kernels::RoleKind;
 use tilewire_kernels::schedule::{Claim, Drain};
 
@@ -14,6 +14,8 @@ pub(super) struct CostRow {
     pub step: u64,
     pub fixed: u64,
     pub fill: u64,
+    /// All steps and the fixed part.
+    pub whole: u64,
     pub out: Flow,
 }
 
@@ -42,6 +44,8 @@ pub(super) struct Tables {
     pub roles: Vec<RoleRow>,
     /// Whether a program has signals that do not wait for the writes.
     pub any_early: Vec<bool>,
+    /// Family of each flag: looked up at the end of every wait.
+    pub family_of: Vec<u16>,
     pub roles_per_program: usize,
     /// Workers, words of worker bits, launches, families, classes and flags of a rank.
     pub workers: usize,
@@ -67,11 +71,14 @@ impl Tables {
                 step: cost.step,
                 fixed: cost.fixed,
                 fill: cost.fill,
+                whole: cost.fixed + u64::from(record.steps) * cost.step,
                 out: cost.out,
             }
         }));
         if self.any_early.len() != c.programs.len() {
             self.any_early = c.programs.iter().map(|p| p.signals.iter().any(|s| s.early)).collect();
+            let slots = c.family_base.windows(2).map(|w| (w[1] - w[0]) as usize).enumerate();
+            self.family_of = slots.flat_map(|(family, slots)| std::iter::repeat_n(family as u16, slots)).collect();
         }
         self.roles.clear();
         self.roles_per_program = counts.len();
@@ -108,9 +115,4 @@ impl Tables {
         let role = roles.partition_point(|r| r.worker0 + r.workers <= worker);
         (role, worker - roles[role].worker0)
     }
-}
-
-/// A flow that needs nothing and takes no time.
-pub(super) const fn is_nothing(flow: Flow) -> bool {
-    flow.class == NONE
 }

@@ -119,9 +119,11 @@ impl Timers {
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
-            let due = sharing.due()[rank * classes..(rank + 1) * classes].iter().copied().min().unwrap_or(NEVER);
-            let timer = self.heaps[rank].peek().map_or(NEVER, |t| (t.0 >> 64) as u64);
-            self.tree.set(rank, timer.min(due));
+            let mut next = self.heaps[rank].peek().map_or(NEVER, |t| (t.0 >> 64) as u64);
+            for &due in &sharing.due()[rank * classes..(rank + 1) * classes] {
+                next = next.min(due);
+            }
+            self.tree.set(rank, next);
         }
         self.stale.clear();
     }

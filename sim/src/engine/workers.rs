@@ -1,9 +1,10 @@
 //! What a CTA (or a lane of one) does with a task: wait, work, write, signal, take the next.
 
+use super::tables::CostRow;
+use super::timers::kind;
 use super::{Engine, Here, ended};
-use crate::compile::{NONE, TaskC, Work};
+use crate::compile::{NONE, SignalC, TaskC, Work};
 use crate::share::{NEVER, Tag};
-use crate::engine::timers::kind;
 use tilewire_kernels::schedule::Drain;
 
 /// Where a worker stands.
@@ -109,34 +110,19 @@ impl<'a> Engine<'a> {
         &mut self.s.workers[h.worker0 + w as usize]
     }
 
-    fn cost_of(&self, task: &TaskC) -> &'a super::tables::CostRow {
+    fn cost_of(&self, task: &TaskC) -> &'a CostRow {
         &self.t.costs[usize::from(task.cost)]
-    }
-
-    /// Gives a task to a worker.
-    #[inline]
-    pub(super) fn take(&mut self, h: &Here<'a>, w: u32, task: u32) {
-        let now = self.s.timers.now;
-        let worker = self.worker(h, w);
-        worker.task = task;
-        worker.state = State::Start;
-        worker.taken = now;
-        worker.since = now;
-        worker.waited_for = NONE;
-        worker.step = 0;
-        worker.stalled = 0;
     }
 
     /// Accounts the wait that ends now.
     fn end_wait(&mut self, h: &Here<'a>, w: u32) {
-        let now = self.s.timers.now;
-        let worker = &mut self.s.workers[h.worker0 + w as usize];
-        let waited = now - worker.since;
-        worker.since = now;
+        let s = &mut *self.s;
+        let worker = &mut s.workers[h.worker0 + w as usize];
+        let waited = s.timers.now - worker.since;
         if waited > 0 && worker.waited_for != NONE {
             worker.stalled += waited;
-            let family = self.c.family_of(worker.waited_for);
-            self.s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
+            let family = usize::from(self.t.family_of[worker.waited_for as usize]);
+            s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
         }
     }
 
@@ -153,29 +139,34 @@ impl<'a> Engine<'a> {
     pub(super) fn go_on(&mut self, h: &Here<'a>, w: u32) {
         loop {
             let worker = &self.s.workers[h.worker0 + w as usize];
-            let task = worker.task;
             let goes_on = match worker.state {
                 State::Free => match self.claim(h, w) {
-                    Some(task) => {
-                        self.take(h, w, task);
-                        true
-                    }
+                    Some(task) => self.take(h, w, task),
                     None => false,
                 },
+                State::Main => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.main_ended(h, w, task)
+                }
                 State::Start => {
+                    let task = &h.program.tasks[worker.task as usize];
                     self.end_wait(h, w);
-                    self.start(h, w, &h.program.tasks[task as usize])
+                    self.start(h, w, task)
                 }
                 State::Step => {
+                    let task = &h.program.tasks[worker.task as usize];
                     self.end_wait(h, w);
-                    self.run_steps(h, w, &h.program.tasks[task as usize])
+                    self.run_steps(h, w, task)
                 }
-                State::Main => self.main_ended(h, w, &h.program.tasks[task as usize]),
                 State::Output => {
+                    let task = &h.program.tasks[worker.task as usize];
                     self.end_wait(h, w);
-                    self.output(h, w, &h.program.tasks[task as usize])
+                    self.output(h, w, task)
                 }
-                State::StoreBusy => self.store(h, w, &h.program.tasks[task as usize]),
+                State::StoreBusy => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.store(h, w, task)
+                }
                 State::Collective => {
                     self.complete(h, w);
                     true
@@ -194,25 +185,44 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Starts a task whose flags are there; true when the worker can go on at once.
+    /// Gives a task to a worker; true when the worker can go on at once.
+    #[inline]
+    pub(super) fn take(&mut self, h: &Here<'a>, w: u32, id: u32) -> bool {
+        let now = self.s.timers.now;
+        let worker = self.worker(h, w);
+        worker.task = id;
+        worker.taken = now;
+        worker.waited_for = NONE;
+        worker.step = 0;
+        worker.stalled = 0;
+        self.start(h, w, &h.program.tasks[id as usize])
+    }
+
+    /// Starts a task if its flags are there; true when the worker can go on at once.
     #[inline]
     fn start(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
             self.wait_for(h, w, flag, State::Start);
             return false;
         }
-        let now = self.s.timers.now;
-        let worker = &mut self.s.workers[h.worker0 + w as usize];
+        let cost = self.cost_of(task);
+        let s = &mut *self.s;
+        let now = s.timers.now;
+        let worker = &mut s.workers[h.worker0 + w as usize];
         worker.start = now;
         // The loads of a task that could start when the CTA became free were issued behind the last tile.
         worker.prefetched = now == worker.taken && worker.storing;
-        let cost = self.cost_of(task);
         match cost.work {
-            Work::Tile => self.run_steps(h, w, task),
+            Work::Tile if task.waits[1] > 0 || cost.main == NONE => self.run_steps(h, w, task),
+            Work::Tile => {
+                let fill = if worker.prefetched { 0 } else { cost.fill };
+                let work = cost.whole + fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                worker.step = cost.steps;
+                self.run(h, w, cost.main, work)
+            }
             Work::Move => {
-                let role = usize::from(self.s.workers[h.worker0 + w as usize].role);
-                let work = cost.fixed + self.t.roles[h.table0 + role].block_ps;
-                if cost.main == NONE || work == 0 {
+                let work = cost.fixed + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                if cost.main == NONE {
                     self.complete(h, w);
                     return true;
                 }
@@ -223,25 +233,29 @@ impl<'a> Engine<'a> {
                 true
             }
             Work::Put => {
-                self.worker(h, w).state = State::Push;
-                self.s.timers.push(h.rank, now + cost.fixed, kind::PUSHED, w, 0);
+                worker.state = State::Push;
+                s.timers.push(h.rank, now + cost.fixed, kind::PUSHED, w, 0);
                 false
             }
             Work::Collective => {
-                self.worker(h, w).state = State::Rendezvous;
+                worker.state = State::Rendezvous;
                 self.arrive(h, w, cost.fixed);
                 false
             }
         }
     }
 
-    /// Starts the main flow of a worker's task.
+    /// Starts a flow of a worker's task; true when it takes no time.
     #[inline]
     fn run(&mut self, h: &Here<'a>, w: u32, class: u32, work: u64) -> bool {
-        let worker = &mut self.s.workers[h.worker0 + w as usize];
+        let s = &mut *self.s;
+        let worker = &mut s.workers[h.worker0 + w as usize];
+        if work == 0 {
+            worker.state = State::Main;
+            return true;
+        }
         worker.state = State::Running;
-        let tag = Tag { a: ended::MAIN | w, b: worker.task };
-        self.flow(h, class, work, tag);
+        s.sharing.start(h.class0 + class, s.timers.now, work, Tag { a: ended::MAIN | w, b: worker.task });
         false
     }
 
@@ -305,10 +319,6 @@ impl<'a> Engine<'a> {
         if limit == cost.steps {
             work += cost.fixed;
         }
-        if work == 0 {
-            worker.state = State::Main;
-            return true;
-        }
         self.run(h, w, cost.main, work)
     }
 
@@ -316,9 +326,7 @@ impl<'a> Engine<'a> {
     #[inline]
     fn main_ended(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
-        let now = self.s.timers.now;
         let worker = self.worker(h, w);
-        worker.since = now;
         worker.waited_for = NONE;
         if cost.work == Work::Move {
             self.complete(h, w);
@@ -338,34 +346,32 @@ impl<'a> Engine<'a> {
             self.wait_for(h, w, flag, State::Output);
             return false;
         }
-        let worker = self.worker(h, w);
-        worker.waited_for = NONE;
-        worker.state = State::StoreBusy;
+        self.worker(h, w).waited_for = NONE;
         self.store(h, w, task)
     }
 
     /// Begins to write the outputs; true when the worker can go on at once.
     #[inline]
     fn store(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
-        let worker = &self.s.workers[h.worker0 + w as usize];
+        let cost = self.cost_of(task);
+        let worker = self.worker(h, w);
         if worker.storing {
             // The end of the store before wakes the worker.
+            worker.state = State::StoreBusy;
             return false;
         }
-        let cost = self.cost_of(task);
-        if super::tables::is_nothing(cost.out) {
+        if cost.out.class == NONE {
             self.complete(h, w);
             return true;
         }
-        let tag = Tag { a: ended::OUT | w, b: worker.task };
         if h.any_early {
-            let signals = signals_of(h, task);
-            self.raise(h, signals, true);
+            self.raise(h, signals_of(h, task), true);
         }
-        self.flow(h, cost.out.class, cost.out.work, tag);
-        let now = self.s.timers.now;
-        let worker = &mut self.s.workers[h.worker0 + w as usize];
-        self.s.busy[h.role0 + usize::from(worker.role)] += now - worker.start - worker.stalled.min(now - worker.start);
+        let s = &mut *self.s;
+        let now = s.timers.now;
+        let worker = &mut s.workers[h.worker0 + w as usize];
+        s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, Tag { a: ended::OUT | w, b: worker.task });
+        s.busy[h.role0 + usize::from(worker.role)] += now - worker.start - worker.stalled.min(now - worker.start);
         if cost.drain == Drain::Overlap {
             worker.storing = true;
             worker.state = State::Free;
@@ -381,8 +387,7 @@ impl<'a> Engine<'a> {
     /// The outputs of a task are written.
     pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32, task: u32) {
         let task = &h.program.tasks[task as usize];
-        let signals = signals_of(h, task);
-        self.raise(h, signals, false);
+        self.raise(h, signals_of(h, task), false);
         let now = self.s.timers.now;
         let worker = &mut self.s.workers[h.worker0 + w as usize];
         let role = usize::from(worker.role);
@@ -423,7 +428,7 @@ impl<'a> Engine<'a> {
     }
 }
 
-fn signals_of<'a>(h: &Here<'a>, task: &TaskC) -> &'a [crate::compile::SignalC] {
+fn signals_of<'a>(h: &Here<'a>, task: &TaskC) -> &'a [SignalC] {
     let program = h.program;
     &program.signals[task.signal0 as usize..task.signal0 as usize + usize::from(task.signals)]
 }
