@@ -23,20 +23,20 @@ pub const FULL_SPEED: u64 = 1 << 32;
 /// "Never".
 pub const NEVER: u64 = u64::MAX;
 
-/// A flow that ended: what the caller attached when it began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tag {
-    /// First word.
-    pub a: u32,
-    /// Second word.
-    pub b: u32,
-}
-
+/// A flow of a class, in 16 bytes.
 #[derive(Clone, Copy)]
 struct Member {
-    /// Value of the class clock at which the flow ends.
-    ends: u128,
-    tag: Tag,
+    /// Value of the class clock at which the flow ends, low and high words.
+    low: u64,
+    high: u32,
+    /// What the caller attached.
+    tag: u32,
+}
+
+impl Member {
+    const fn ends(&self) -> u128 {
+        (self.high as u128) << 64 | self.low as u128
+    }
 }
 
 /// Members of a class by the value of its clock at which they end.
@@ -63,7 +63,7 @@ impl Members {
 
     #[inline]
     fn insert(&mut self, member: Member) {
-        if self.list.last().is_some_and(|last| last.ends > member.ends) {
+        if self.list.last().is_some_and(|last| last.ends() > member.ends()) {
             self.insert_before_last(member);
         } else {
             self.list.push(member);
@@ -74,7 +74,7 @@ impl Members {
     #[cold]
     #[inline(never)]
     fn insert_before_last(&mut self, member: Member) {
-        let at = self.head + self.list[self.head..].partition_point(|m| m.ends <= member.ends);
+        let at = self.head + self.list[self.head..].partition_point(|m| m.ends() <= member.ends());
         self.list.insert(at, member);
     }
 
@@ -115,7 +115,7 @@ impl Class {
     /// When the first member ends at the present speed.
     fn next_end(&self, now: u64) -> u64 {
         let Some(first) = self.members.first() else { return NEVER };
-        let left = first.ends.saturating_sub(self.clock(now));
+        let left = first.ends().saturating_sub(self.clock(now));
         let wait = if self.theta == FULL_SPEED {
             left.div_ceil(1 << 32)
         } else if self.theta == 0 {
@@ -156,8 +156,8 @@ impl Resource {
         }
         // The quotient is below 2^32: a double is off by less than one, and one exact product tells which way. A
         // library division of 128-bit numbers would cost more than all the rest of a solution.
-        let estimate = (high as f64 * 4_294_967_296.0 + self.left as u32 as f64) / self.open as f64;
-        let mut level = estimate as u64;
+        let estimate = (high as i64 as f64 * 4_294_967_296.0 + self.left as u32 as f64) / self.open as i64 as f64;
+        let mut level = estimate as i64 as u64;
         if u128::from(level) * u128::from(self.open) > self.left {
             level -= 1;
         } else if u128::from(level + 1) * u128::from(self.open) <= self.left {
@@ -297,16 +297,17 @@ impl Sharing {
         self.crossing_of[resource] as usize..self.crossing_of[resource + 1] as usize
     }
 
-    /// Starts a flow of `work` picoseconds (at full speed) at time `now`. Rates follow at the next [`Sharing::solve`].
-    #[inline]
-    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: Tag) {
+    /// Starts a flow of `work` picoseconds (at full speed) at time `now`; `tag` is handed out at its end. Rates follow at
+    /// the next [`Sharing::solve`].
+    #[inline(always)]
+    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32) {
         let c = &mut self.classes[class as usize];
         if c.counted == 0 && c.members.len() == 0 {
             // Nobody else: whatever the clock showed does not matter.
             (c.v, c.since, c.theta) = (0, now, FULL_SPEED);
         }
         let ends = c.clock(now) + (u128::from(work) << 32);
-        c.members.insert(Member { ends, tag });
+        c.members.insert(Member { low: ends as u64, high: (ends >> 64) as u32, tag });
         if !c.touched {
             c.touched = true;
             self.touched.push(class);
@@ -315,13 +316,13 @@ impl Sharing {
 
     /// Removes the flows of some neighbouring classes that have ended by `now`, and appends their tags, class by class
     /// in the order of their ends.
-    pub fn finish(&mut self, classes: std::ops::Range<usize>, now: u64, ended: &mut Vec<Tag>) {
+    pub fn finish(&mut self, classes: std::ops::Range<usize>, now: u64, ended: &mut Vec<u32>) {
         let first = classes.start;
         for (i, _) in self.due[classes].iter().enumerate().filter(|&(_, &due)| due <= now) {
             let class = &mut self.classes[first + i];
             let v = class.clock(now);
             let mut head = class.members.head;
-            while let Some(member) = class.members.list.get(head).filter(|m| m.ends <= v) {
+            while let Some(member) = class.members.list.get(head).filter(|m| m.ends() <= v) {
                 ended.push(member.tag);
                 head += 1;
             }

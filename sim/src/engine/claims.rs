@@ -44,7 +44,7 @@ impl<'a> Engine<'a> {
                 Claim::Strided => {
                     let position = worker.position;
                     if position < role.tasks {
-                        worker.position += worker.stride;
+                        worker.position += role.workers;
                         return Some(role.first + position);
                     }
                 }

@@ -181,7 +181,7 @@ impl<'a> Engine<'a> {
     }
 
     /// The first unmet flag of some waits.
-    #[inline]
+    #[inline(always)]
     pub(super) fn first_unmet(&self, h: &Here<'a>, first: u32, count: u8) -> Option<u32> {
         if count == 0 {
             return None;

@@ -41,7 +41,6 @@ impl<'a> Engine<'a> {
                     state: State::Free,
                     role: r as u16,
                     position: index,
-                    stride: row.workers,
                     since: now,
                     ..Worker::ABSENT
                 };

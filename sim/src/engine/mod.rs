@@ -27,7 +27,7 @@ pub use record::{Run, TaskTime};
 
 use crate::SimError;
 use crate::compile::{Compiled, Form, NONE, Program, ResourceKind};
-use crate::share::{Sharing, Tag};
+use crate::share::Sharing;
 use claims::{RoleState, WINDOW};
 use flags::Flags;
 use launches::LaunchState;
@@ -38,7 +38,7 @@ use tilewire_kernels::{RoleKind, RoleSplit};
 use timers::{Timers, kind};
 use workers::{State, Worker};
 
-/// Flow tags: what ended.
+/// Flow tags: what ended, above the number of a worker or put.
 mod ended {
     pub const MAIN: u32 = 0;
     pub const OUT: u32 = 1 << 30;
@@ -172,7 +172,7 @@ struct RunState {
     /// Timeline entry whose store is in flight, by worker.
     entry_of_store: Vec<u32>,
     last_carried: Vec<Option<u64>>,
-    tags: Vec<Tag>,
+    tags: Vec<u32>,
 }
 
 fn refill<T: Clone>(vector: &mut Vec<T>, len: usize, value: T) {
@@ -290,9 +290,7 @@ impl<'a> Engine<'a> {
                     self.s.timers.mark_stale(h.rank);
                     self.end_flows(&h);
                     self.fire_timers(&h);
-                }
-                for &rank in &round {
-                    self.advance_workers(&self.here(rank as usize));
+                    self.advance_workers(&h);
                 }
                 self.s.timers.next_round(&mut round);
             }
@@ -314,14 +312,14 @@ impl<'a> Engine<'a> {
         self.s.sharing.finish(first..first + self.t.classes, now, &mut tags);
         self.out.events += tags.len() as u64;
         for tag in tags.drain(..) {
-            let id = tag.a & !ended::KIND;
-            match tag.a & ended::KIND {
+            let id = tag & !ended::KIND;
+            match tag & ended::KIND {
                 ended::MAIN => {
                     self.s.workers[h.worker0 + id as usize].state = State::Main;
                     self.make_runnable(h, id);
                 }
-                ended::OUT => self.store_ended(h, id, tag.b),
-                _ => self.message_ended(h, tag.b),
+                ended::OUT => self.store_ended(h, id),
+                _ => self.message_ended(h, id),
             }
         }
         self.s.tags = tags;

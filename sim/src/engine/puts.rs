@@ -9,7 +9,6 @@
 use super::timers::kind;
 use super::{Engine, Here, ended};
 use crate::compile::{NONE, PublishC};
-use crate::share::Tag;
 use std::collections::VecDeque;
 use tilewire_kernels::Offset;
 
@@ -168,7 +167,7 @@ impl<'a> Engine<'a> {
         }
         state.active = true;
         let flow = h.program.puts[put as usize].flow;
-        self.flow(h, flow.class, flow.work, Tag { a: ended::MESSAGE, b: put });
+        self.flow(h, flow.class, flow.work, ended::MESSAGE | put);
     }
 
     /// The last byte of a message has left.

@@ -4,7 +4,7 @@ use super::tables::CostRow;
 use super::timers::kind;
 use super::{Engine, Here, ended};
 use crate::compile::{NONE, SignalC, TaskC, Work};
-use crate::share::{NEVER, Tag};
+use crate::share::NEVER;
 use tilewire_kernels::schedule::Drain;
 
 /// Where a worker stands.
@@ -56,7 +56,8 @@ pub(super) struct Worker {
     pub waited_for: u32,
     /// Next task of a strided list.
     pub position: u32,
-    pub stride: u32,
+    /// Task whose store is in flight.
+    pub storing_task: u32,
     pub role: u16,
     pub state: State,
     /// A store of the task before is in flight.
@@ -76,7 +77,7 @@ impl Worker {
         next: NONE,
         waited_for: NONE,
         position: 0,
-        stride: 0,
+        storing_task: NONE,
         role: 0,
         state: State::Absent,
         storing: false,
@@ -186,7 +187,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Gives a task to a worker; true when the worker can go on at once.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&mut self, h: &Here<'a>, w: u32, id: u32) -> bool {
         let now = self.s.timers.now;
         let worker = self.worker(h, w);
@@ -199,7 +200,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Starts a task if its flags are there; true when the worker can go on at once.
-    #[inline]
+    #[inline(always)]
     fn start(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
             self.wait_for(h, w, flag, State::Start);
@@ -246,7 +247,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Starts a flow of a worker's task; true when it takes no time.
-    #[inline]
+    #[inline(always)]
     fn run(&mut self, h: &Here<'a>, w: u32, class: u32, work: u64) -> bool {
         let s = &mut *self.s;
         let worker = &mut s.workers[h.worker0 + w as usize];
@@ -255,7 +256,7 @@ impl<'a> Engine<'a> {
             return true;
         }
         worker.state = State::Running;
-        s.sharing.start(h.class0 + class, s.timers.now, work, Tag { a: ended::MAIN | w, b: worker.task });
+        s.sharing.start(h.class0 + class, s.timers.now, work, ended::MAIN | w);
         false
     }
 
@@ -323,7 +324,7 @@ impl<'a> Engine<'a> {
     }
 
     /// The flow of a task's main part has ended; true when the worker can go on at once.
-    #[inline]
+    #[inline(always)]
     fn main_ended(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
         let worker = self.worker(h, w);
@@ -339,7 +340,7 @@ impl<'a> Engine<'a> {
     }
 
     /// The main loop is over: waits for the flags that gate the outputs, then writes them.
-    #[inline]
+    #[inline(always)]
     fn output(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let first = task.wait0 + u32::from(task.waits[0]) + u32::from(task.waits[1]);
         if let Some(flag) = self.first_unmet(h, first, task.waits[2]) {
@@ -351,7 +352,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Begins to write the outputs; true when the worker can go on at once.
-    #[inline]
+    #[inline(always)]
     fn store(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
         let worker = self.worker(h, w);
@@ -370,8 +371,9 @@ impl<'a> Engine<'a> {
         let s = &mut *self.s;
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
-        s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, Tag { a: ended::OUT | w, b: worker.task });
+        s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, ended::OUT | w);
         s.busy[h.role0 + usize::from(worker.role)] += now - worker.start - worker.stalled.min(now - worker.start);
+        worker.storing_task = worker.task;
         if cost.drain == Drain::Overlap {
             worker.storing = true;
             worker.state = State::Free;
@@ -385,8 +387,8 @@ impl<'a> Engine<'a> {
     }
 
     /// The outputs of a task are written.
-    pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32, task: u32) {
-        let task = &h.program.tasks[task as usize];
+    pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32) {
+        let task = &h.program.tasks[self.worker(h, w).storing_task as usize];
         self.raise(h, signals_of(h, task), false);
         let now = self.s.timers.now;
         let worker = &mut self.s.workers[h.worker0 + w as usize];
@@ -423,7 +425,7 @@ impl<'a> Engine<'a> {
     }
 
     #[inline]
-    pub(super) fn flow(&mut self, h: &Here<'a>, class: u32, work: u64, tag: Tag) {
+    pub(super) fn flow(&mut self, h: &Here<'a>, class: u32, work: u64, tag: u32) {
         self.s.sharing.start(h.class0 + class, self.s.timers.now, work, tag);
     }
 }
