@@ -17,8 +17,10 @@ pub mod cluster;
 pub mod gemm_ar;
 pub mod gemm_rs;
 pub mod kernel;
+pub mod moe_dispatch_gemm;
 pub mod options;
 mod reference;
+pub mod ring_attention;
 pub mod schedule;
 
 pub use blocked::Blocked;
@@ -28,7 +30,13 @@ pub use options::{OptionSet, Options};
 pub use schedule::{RoleKind, RoleSplit, Schedule, Task};
 
 /// Every kernel. A new kernel is its file and a line here.
-pub static KERNELS: &[&dyn Kernel] = &[&ag_gemm::AgGemm, &gemm_ar::GemmAr, &gemm_rs::GemmRs];
+pub static KERNELS: &[&dyn Kernel] = &[
+    &ag_gemm::AgGemm,
+    &gemm_ar::GemmAr,
+    &gemm_rs::GemmRs,
+    &moe_dispatch_gemm::MoeDispatchGemm,
+    &ring_attention::RingAttention,
+];
 
 /// The kernel with this name.
 pub fn kernel(name: &str) -> Option<&'static dyn Kernel> {

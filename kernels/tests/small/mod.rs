@@ -9,8 +9,17 @@ use tilewire_kernels::{
 pub const CLUSTERS: [(u16, u16); 8] = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2), (4, 1)];
 
 /// Options that make small shapes legal, where a kernel lists them.
-const SMALL: &[(&str, &str)] =
-    &[("tile_m", "16"), ("tile_n", "32"), ("tile_k", "16"), ("tile_q", "16"), ("tile_kv", "16"), ("chunk_tiles", "2")];
+const SMALL: &[(&str, &str)] = &[
+    ("tile_m", "16"),
+    ("tile_n", "32"),
+    ("tile_k", "16"),
+    ("tile_q", "16"),
+    ("tile_kv", "16"),
+    ("chunk_tiles", "2"),
+    ("chunk_rows", "16"),
+    ("slice_tokens", "4"),
+    ("put_bytes", "480"),
+];
 
 /// A kernel with a small spec that it can build.
 pub struct Case {
