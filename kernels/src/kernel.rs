@@ -2,8 +2,9 @@
 
 use crate::cluster::{Cluster, Fabric, Rank};
 use crate::options::{OptionError, OptionSet, OptionSpec, Options, Value};
-use crate::schedule::{Drain, MainLoop, Publish, Region, Schedule};
+use crate::schedule::{Drain, MainLoop, Op, Publish, Region, Schedule, TileOut};
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use std::fmt;
 
 /// The shape that a kernel works on.
@@ -262,5 +263,38 @@ pub(crate) fn main_loop(options: &Options) -> MainLoop {
     match options.word("main_loop") {
         "pipelined" => MainLoop::Pipelined,
         _ => MainLoop::WaitEachStep,
+    }
+}
+
+/// How a kernel computes its GEMM tiles: the options `tile_m`, `tile_n`, `tile_k`, `stages`, `drain`, `main_loop`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileRule {
+    /// bm, bn, bk.
+    pub tile: [u64; 3],
+    stages: u8,
+    drain: Drain,
+    main_loop: MainLoop,
+}
+
+impl TileRule {
+    /// Reads the six options.
+    pub fn new(options: &Options) -> Self {
+        Self {
+            tile: [options.int("tile_m"), options.int("tile_n"), options.int("tile_k")],
+            stages: options.int("stages") as u8,
+            drain: drain(options),
+            main_loop: main_loop(options),
+        }
+    }
+
+    /// Bytes of an output tile.
+    pub const fn bytes(&self) -> u64 {
+        self.tile[0] * self.tile[1] * 2
+    }
+
+    /// A tile under this rule.
+    pub fn op(&self, a: Region, b: Region, outs: SmallVec<[TileOut; 1]>) -> Op {
+        let tile = self.tile.map(|size| size as u16);
+        Op::GemmTile { a, b, outs, tile, stages: self.stages, drain: self.drain, main_loop: self.main_loop }
     }
 }

@@ -10,9 +10,11 @@
 //! This crate writes schedules down and reasons about them. It does no I/O, reads no clock and knows no speed.
 #![forbid(unsafe_code)]
 
+pub mod ag_gemm;
 pub mod blocked;
 pub mod check;
 pub mod cluster;
+pub mod gemm_ar;
 pub mod gemm_rs;
 pub mod kernel;
 pub mod moe_dispatch_gemm;
@@ -28,8 +30,13 @@ pub use options::{OptionSet, Options};
 pub use schedule::{RoleKind, RoleSplit, Schedule, Task};
 
 /// Every kernel. A new kernel is its file and a line here.
-pub static KERNELS: &[&dyn Kernel] =
-    &[&gemm_rs::GemmRs, &moe_dispatch_gemm::MoeDispatchGemm, &ring_attention::RingAttention];
+pub static KERNELS: &[&dyn Kernel] = &[
+    &ag_gemm::AgGemm,
+    &gemm_ar::GemmAr,
+    &gemm_rs::GemmRs,
+    &moe_dispatch_gemm::MoeDispatchGemm,
+    &ring_attention::RingAttention,
+];
 
 /// The kernel with this name.
 pub fn kernel(name: &str) -> Option<&'static dyn Kernel> {

@@ -1,7 +1,12 @@
 //! From a schedule, a machine and a split to the numbers that a user reads.
 
+use crate::SimError;
+use crate::compile::{Compiled, Form, ResourceKind};
+use crate::engine::{self, Run};
 use crate::machine::Machine;
 use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use tilewire_kernels::{RoleKind, RoleSplit, Schedule};
 
 /// Which ranks are simulated.
@@ -150,15 +155,203 @@ pub struct Prediction {
     pub simulated_ranks: usize,
 }
 
-/// Predicts one run. See [`crate::Simulation`] to run many splits of one schedule.
+/// A schedule compiled for a machine; runs any number of splits.
+pub struct Simulation {
+    compiled: Compiled,
+    families: Vec<String>,
+    useful_flops: u64,
+    isolated: bool,
+    nodes: f64,
+}
+
+impl Simulation {
+    /// Compiles a schedule.
+    ///
+    /// # Errors
+    /// [`SimError`] when the schedule's symmetry forbids the execution.
+    pub fn new(schedule: &Schedule, machine: &Machine, config: &Config) -> Result<Self, SimError> {
+        Ok(Self {
+            compiled: Compiled::new(schedule, machine, config)?,
+            families: schedule.flags.iter().map(|f| f.name.clone()).collect(),
+            useful_flops: schedule.useful_flops,
+            isolated: matches!(config.protocol, Protocol::Published { isolated: true, .. }),
+            nodes: f64::from(schedule.cluster.nodes),
+        })
+    }
+
+    /// The compiled form.
+    pub fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
+    /// Runs one form with one split.
+    ///
+    /// # Errors
+    /// [`SimError`] for a split that does not fit and for a run that gets stuck.
+    pub fn run(&self, split: &RoleSplit, form: Form, timeline: bool) -> Result<Run, SimError> {
+        engine::run(&self.compiled, split, form, timeline)
+    }
+
+    /// Time of a split, ps, with what the protocol adds.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`].
+    pub fn time_ps(&self, split: &RoleSplit) -> Result<u64, SimError> {
+        Ok(self.run(split, Form::Whole, false)?.end + self.protocol_ps())
+    }
+
+    fn protocol_ps(&self) -> u64 {
+        if self.isolated { self.compiled.times.isolated } else { 0 }
+    }
+
+    /// Runs one split and its reduced forms.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`].
+    pub fn predict(&self, split: &RoleSplit) -> Result<Prediction, SimError> {
+        let whole = self.run(split, Form::Whole, false)?;
+        let compute = self.run(split, Form::ComputeOnly, false)?.end + self.protocol_ps();
+        let comm = self.run(split, Form::CommOnly, false)?.end + self.protocol_ps();
+        Ok(self.report(split, &whole, compute, comm))
+    }
+
+    fn report(&self, split: &RoleSplit, whole: &Run, compute: u64, comm: u64) -> Prediction {
+        let time = whole.end + self.protocol_ps();
+        let slowest = (0..whole.rank_ends.len()).max_by_key(|&r| (whole.rank_ends[r], Reverse(r))).unwrap_or(0);
+        let overlap = (compute as f64 + comm as f64 - time as f64) / compute.min(comm).max(1) as f64;
+        let (bound_by, bound_us) = self.bound(split, whole);
+        let program = &self.compiled.programs[self.compiled.program_of[slowest] as usize];
+        let put_bytes = program.put_bytes as f64;
+        let wire_gbs = put_bytes / (time as f64 / 1e12) / 1e9;
+        let logical = if self.nodes > 1.0 { self.nodes / (self.nodes - 1.0) } else { 0.0 };
+        Prediction {
+            time_us: us(time),
+            tflops_per_gpu: self.useful_flops as f64 / time as f64,
+            compute_only_us: us(compute),
+            comm_only_us: us(comm),
+            overlap,
+            exposed_comm_us: us(time) - us(compute),
+            bound_by: if bound_us < 0.6 * us(time) { BoundBy::Latency } else { bound_by },
+            bound_us,
+            roles: self.roles(whole, slowest),
+            waits: self.waits(whole, slowest),
+            wire_gbs,
+            logical_gbs: wire_gbs * logical,
+            tasks: whole.tasks,
+            events: whole.events,
+            simulated_ranks: whole.rank_ends.len(),
+        }
+    }
+
+    /// The resource with the largest lower bound on the time, and that bound in us.
+    pub fn bound(&self, split: &RoleSplit, whole: &Run) -> (BoundBy, f64) {
+        let mut best = (BoundBy::Latency, 0.0);
+        let mut offer = |bound: BoundBy, us: f64| {
+            if us > best.1 {
+                best = (bound, us);
+            }
+        };
+        for (r, role) in self.compiled.programs[0].roles.iter().enumerate() {
+            let workers = f64::from(whole.workers[r]).max(1.0);
+            let bound = match role.kind {
+                RoleKind::Compute => BoundBy::Compute,
+                kind => BoundBy::Role(kind),
+            };
+            // CTAs that recycle into a role help it: its own CTAs alone give no bound then.
+            let helped = self.compiled.programs[0].roles.iter().any(|o| o.recycle == r as u32);
+            let workers = if helped { f64::from(self.compiled.times.sms) } else { workers };
+            offer(bound, role.work_ps as f64 / workers / 1e6);
+        }
+        let _ = split;
+        let rails = self.compiled.times.rails;
+        for &(kind, total) in &self.compiled.programs[0].totals {
+            let bound = match kind {
+                ResourceKind::Hbm => BoundBy::Hbm,
+                ResourceKind::Operand | ResourceKind::Chip => BoundBy::Compute,
+                ResourceKind::Egress => BoundBy::NvlinkEgress,
+                ResourceKind::Ingress => BoundBy::NvlinkIngress,
+                ResourceKind::PcieOut | ResourceKind::PcieIn | ResourceKind::NicOut(_) | ResourceKind::NicIn(_) => {
+                    BoundBy::Nic
+                }
+            };
+            offer(bound, total as f64 / self.compiled.capacities[kind.index(rails) as usize] as f64 * 1e6);
+        }
+        let times = &self.compiled.times;
+        let commands = self.compiled.programs[0].puts.len() as f64;
+        offer(BoundBy::Proxy, commands * us(times.post + 2 * times.completion) / f64::from(times.threads));
+        best
+    }
+
+    fn roles(&self, run: &Run, rank: usize) -> Vec<RoleReport> {
+        let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
+        let families = self.families.len();
+        let mut reports = Vec::new();
+        for kind in RoleKind::ALL {
+            let of_kind = || program.roles.iter().enumerate().filter(move |(_, role)| role.kind == kind);
+            if of_kind().all(|(_, role)| role.tasks == 0) {
+                continue;
+            }
+            let ctas = of_kind().map(|(r, role)| run.workers[r] / role.lanes).max().unwrap_or(0);
+            let busy: u64 = of_kind().map(|(r, _)| run.busy[rank][r]).sum();
+            let wait: u64 =
+                of_kind().map(|(r, _)| run.waits[rank][r * families..(r + 1) * families].iter().sum::<u64>()).sum();
+            let lanes = of_kind().map(|(_, role)| role.lanes).max().unwrap_or(1);
+            let present = u64::from(ctas * lanes) * run.end;
+            reports.push(RoleReport {
+                role: kind,
+                ctas,
+                tasks: of_kind().map(|(_, role)| u64::from(role.tasks)).sum(),
+                busy_us: us(busy),
+                wait_us: us(wait),
+                idle_us: us(present.saturating_sub(busy + wait)),
+                utilisation: if present == 0 { 0.0 } else { busy as f64 / present as f64 },
+            });
+        }
+        reports
+    }
+
+    fn waits(&self, run: &Run, rank: usize) -> Vec<WaitReport> {
+        let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
+        let families = self.families.len();
+        let mut by_pair: BTreeMap<(RoleKind, usize), u64> = BTreeMap::new();
+        for (r, role) in program.roles.iter().enumerate() {
+            for family in 0..families {
+                *by_pair.entry((role.kind, family)).or_default() += run.waits[rank][r * families + family];
+            }
+        }
+        let total: u64 = by_pair.values().sum();
+        let mut reports: Vec<WaitReport> = by_pair
+            .into_iter()
+            .filter(|&(_, ps)| ps > 0)
+            .map(|((role, family), ps)| {
+                let (raiser, by_put) = self.compiled.raisers[family];
+                WaitReport {
+                    role,
+                    flag: self.families[family].clone(),
+                    cause_role: if by_put { "proxy".into() } else { raiser.map_or("none".into(), |r| r.name().into()) },
+                    us: us(ps),
+                    share: ps as f64 / total as f64,
+                }
+            })
+            .collect();
+        reports.sort_by(|a, b| b.us.total_cmp(&a.us));
+        reports
+    }
+}
+
+fn us(ps: u64) -> f64 {
+    ps as f64 / 1e6
+}
+
+/// Predicts one run. See [`Simulation`] to run many splits of one schedule.
 ///
 /// # Errors
-/// [`crate::SimError`] for a split that does not fit, an execution that the schedule's symmetry forbids, or a stuck run.
+/// As [`Simulation::new`] and [`Simulation::run`].
 pub fn predict(
     schedule: &Schedule,
     machine: &Machine,
     split: &RoleSplit,
     config: &Config,
-) -> Result<Prediction, crate::SimError> {
-    crate::Simulation::new(schedule, machine, config)?.predict(split)
+) -> Result<Prediction, SimError> {
+    Simulation::new(schedule, machine, config)?.predict(split)
 }

@@ -1,0 +1,148 @@
+//! ag_gemm.
+
+use crate::tally::{Case, SMALL_TILES, Traffic, check_flags_and_bounds, check_symmetry, task_counts, traffic};
+use tilewire_kernels::OptionSet::{Published, Tilewire};
+use tilewire_kernels::{Fabric, OptionSet, Rank};
+
+const KERNEL: &str = "ag_gemm";
+
+/// A row of the published table: m x m/16 x m on 2x8.
+fn two_by_eight(set: OptionSet, size: u64) -> Case {
+    Case::new(KERNEL, set, (2, 8), [size, size / 16, size])
+}
+
+#[test]
+fn published_counts_match_the_table_of_the_kernel() {
+    // size, GEMM tiles, 64 KiB copies per phase, RDMA writes per GPU and hop.
+    for (size, tiles, copies, writes) in [
+        (4096, 32, 32, 2),
+        (8192, 128, 128, 4),
+        (16_384, 512, 512, 8),
+        (24_576, 1152, 1152, 12),
+        (32_768, 2048, 2048, 16),
+    ] {
+        let schedule = two_by_eight(Published, size).build();
+        assert_eq!(task_counts(&schedule), [tiles, 2 * copies, writes, 0], "size {size}");
+        let shard = size * size / 8;
+        let expected = Traffic { wire: shard, puts: writes as u64, multicast: 2 * shard, ..Traffic::default() };
+        assert_eq!(traffic(&schedule, Rank { node: 1, gpu: 3 }), expected);
+        assert_eq!(shard / writes as u64, 256 * size, "bytes of a write");
+    }
+}
+
+#[test]
+fn bytes_equal_their_closed_forms() {
+    for (nodes, gpus) in [(1, 8), (2, 8), (3, 8), (4, 8), (2, 4), (4, 1)] {
+        let ranks = u64::from(nodes) * u64::from(gpus);
+        let size = 3072 * ranks;
+        let shape = [size, size / ranks / 12 * 12, 1024];
+        let shard = size / ranks * 1024 * 2;
+        let (n, g) = (u64::from(nodes), u64::from(gpus));
+        for options in [&[][..], &[("exchange", "ring")], &[("exchange", "ring"), ("copy_targets", "all")]] {
+            let schedule = Case::new(KERNEL, Tilewire, (nodes, gpus), shape).with(options).build();
+            let sum = traffic(&schedule, Rank { node: 0, gpu: 0 });
+            // Own shard to the others, or own and forwarded shards to the next: the same bytes.
+            assert_eq!(sum.wire, (n - 1) * shard, "{nodes}x{gpus} {options:?}");
+            assert_eq!(sum.unicast, n * (g - 1) * shard, "{nodes}x{gpus} {options:?}");
+            assert_eq!((sum.multicast, sum.in_switch, sum.remote_reads), (0, 0, 0));
+        }
+        let sum = traffic(&Case::new(KERNEL, Published, (nodes, gpus), shape).build(), Rank { node: 0, gpu: 0 });
+        assert_eq!(sum.wire, (n - 1) * shard);
+        assert_eq!(sum.multicast, if gpus > 1 { n * shard } else { 0 });
+    }
+}
+
+#[test]
+fn tilewire_counts_at_the_largest_published_shape() {
+    let schedule = two_by_eight(Tilewire, 32_768).build();
+    // 64 KiB copies of own and landed rows to 7 neighbours; 2 puts per row block of 128.
+    let copies = 16 * (32_768 / 256) * 7 * 2;
+    assert_eq!(task_counts(&schedule), [2048, copies, 32, 0]);
+    assert_eq!(schedule.launches.len(), 1);
+}
+
+#[test]
+fn launches_follow_the_options() {
+    let names =
+        |case: Case| case.build().launches.iter().map(|l| (l.name.clone(), l.after.clone())).collect::<Vec<_>>();
+    let published = names(two_by_eight(Published, 4096));
+    assert_eq!(published, [("prologue".into(), vec![]), ("main".into(), vec![0])]);
+    let side = names(two_by_eight(Published, 4096).with(&[("first_hop", "side_prologue")]));
+    assert_eq!(side, [("prologue".into(), vec![]), ("main".into(), vec![])]);
+    let one_node = names(Case::new(KERNEL, Published, (1, 8), [4096, 512, 4096]));
+    assert_eq!(one_node, [("main".into(), vec![])]);
+}
+
+#[test]
+fn every_variant_is_sound() {
+    let variants: [&[(&str, &str)]; 14] = [
+        &[],
+        &[("nvls", "true")],
+        &[("nvls", "true"), ("row_order", "absolute"), ("own_rows", "gathered")],
+        &[("nvls", "false"), ("copy_targets", "all")],
+        &[("nvls", "false"), ("copy_targets", "each"), ("forward", "on_arrival"), ("own_rows", "gathered")],
+        &[("exchange", "ring"), ("forward", "on_arrival")],
+        &[("exchange", "ring"), ("forward", "after_publish"), ("copy_targets", "all"), ("remote_ready", "k_chunk")],
+        &[("exchange", "ring"), ("forward", "after_publish"), ("copy_targets", "all"), ("own_rows", "direct")],
+        &[("exchange", "ring"), ("first_hop", "send_role"), ("copy_targets", "all"), ("remote_order", "arrival")],
+        &[("exchange", "direct"), ("first_hop", "prologue"), ("phase_gate", "true")],
+        &[("local_ready", "row_unit"), ("remote_ready", "row_unit")],
+        &[("copy_claim", "ready"), ("phase_gate", "true"), ("unit_tiles", "2"), ("puts_per_unit", "8")],
+        &[("compute_claim", "ticket"), ("recycle", "true")],
+        &[("super_m", "1"), ("row_order", "absolute"), ("unit_tiles", "1")],
+    ];
+    for cluster in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 2), (4, 1), (3, 3)] {
+        for set in [Published, Tilewire] {
+            for variant in variants {
+                let m = 64 * u64::from(cluster.0) * u64::from(cluster.1);
+                let mut case =
+                    Case::new(KERNEL, set, cluster, [m, 64, 128]).with(&SMALL_TILES).with(&[("chunk_k_steps", "2")]);
+                case.fabric = Fabric::EfaSrd;
+                let schedule = case.with(variant).build();
+                check_symmetry(&schedule);
+                check_flags_and_bounds(&schedule);
+            }
+        }
+    }
+}
+
+#[test]
+fn published_visits_the_last_arrival_first_from_three_nodes_on() {
+    use tilewire_kernels::schedule::{BufferId, Op};
+    // Rows of the gathered matrix that rank (0, 0) multiplies, one entry per node.
+    let visits = |set| {
+        let schedule =
+            Case::new(KERNEL, set, (4, 1), [64 * 4, 32, 64]).with(&SMALL_TILES).with(&[("chunk_k_steps", "2")]);
+        let mut nodes = Vec::new();
+        schedule.build().for_each_task(Rank { node: 0, gpu: 0 }, 1, 0, |task| {
+            if let Op::GemmTile { outs, .. } = &task.op {
+                assert_eq!(outs[0].place.region.buffer, BufferId(2));
+                nodes.push(outs[0].place.region.offset / (64 * 32 * 2));
+            }
+        });
+        nodes.dedup();
+        nodes
+    };
+    assert_eq!(visits(Published), [0, 1, 2, 3], "the ring brings node 3 first");
+}
+
+#[test]
+fn bad_shapes_say_what_is_wrong_and_what_is_near() {
+    assert_eq!(
+        Case::new(KERNEL, Published, (2, 8), [6000, 512, 4096]).error(),
+        "ag_gemm: m = 6000 must be a positive multiple of 4096 (16 ranks hold one shard each in units of 2 row blocks of \
+         tile_m = 128); nearest legal: 4096 or 8192"
+    );
+    assert_eq!(
+        Case::new(KERNEL, Tilewire, (2, 8), [8192, 100, 4096]).error(),
+        "ag_gemm: n = 100 must be a positive multiple of 256 (tiles of tile_n = 256 columns); nearest legal: 256"
+    );
+    assert_eq!(
+        Case::new(KERNEL, Published, (2, 8), [8192, 256, 200]).error(),
+        "ag_gemm: k = 200 must be a positive multiple of 128 (chunks of 2 main loop steps of tile_k = 64); nearest legal: \
+         128 or 256"
+    );
+    let forward =
+        Case::new(KERNEL, Published, (3, 2), [3072, 256, 256]).with(&[("nvls", "false"), ("copy_targets", "each")]);
+    assert!(forward.error().contains("forward = after_publish needs one copy task per chunk"));
+}

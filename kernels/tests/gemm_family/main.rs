@@ -1,0 +1,5 @@
+//! Structure of the GEMM-family schedules: task counts, bytes, symmetry, bounds, and errors of bad shapes.
+
+mod ag_gemm;
+mod gemm_ar;
+mod tally;
