@@ -14,21 +14,32 @@ pub mod ag_gemm;
 pub mod blocked;
 pub mod check;
 pub mod cluster;
+pub mod encode;
 pub mod gemm_ar;
 pub mod gemm_rs;
 pub mod kernel;
+pub mod moe_dispatch_gemm;
 pub mod options;
 mod reference;
+pub mod ring_attention;
 pub mod schedule;
+pub mod text;
 
 pub use blocked::Blocked;
 pub use cluster::{Cluster, Fabric, Offset, Rank};
+pub use encode::{ScheduleHash, schedule_hash};
 pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
 pub use options::{OptionSet, Options};
 pub use schedule::{RoleKind, RoleSplit, Schedule, Task};
 
 /// Every kernel. A new kernel is its file and a line here.
-pub static KERNELS: &[&dyn Kernel] = &[&ag_gemm::AgGemm, &gemm_ar::GemmAr, &gemm_rs::GemmRs];
+pub static KERNELS: &[&dyn Kernel] = &[
+    &ag_gemm::AgGemm,
+    &gemm_ar::GemmAr,
+    &gemm_rs::GemmRs,
+    &moe_dispatch_gemm::MoeDispatchGemm,
+    &ring_attention::RingAttention,
+];
 
 /// The kernel with this name.
 pub fn kernel(name: &str) -> Option<&'static dyn Kernel> {

@@ -50,7 +50,8 @@ impl DType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BufferUse {
-    /// Filled before the run, never written in it.
+    /// Holds the input slices of its kernel before a run. What no slice names, tasks may write: landed tokens, for
+    /// example, lie beside the own ones.
     Input,
     /// Holds the result after the run.
     Output,
@@ -743,7 +744,7 @@ pub enum CtaCount {
     FromSplit,
     /// The same for every split (helper launches).
     Fixed(u32),
-    /// All SMs of the GPU (one-task-per-block grids, baselines).
+    /// All SMs of the GPU that the other roles of the launch leave (one-task-per-block grids, baselines).
     AllSms,
 }
 

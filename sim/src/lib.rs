@@ -1,1 +1,104 @@
-//! stub
+//! What would happen: a discrete-event model that executes a Schedule on a machine.
+//!
+//! ```text
+//!  Schedule ─┐
+//!            ├─▶ compile: programs, cost records, flow classes ─▶ engine: rounds of events ─▶ predict: report
+//!  Machine ──┘                                                      │
+//!                                                                   └ share: who gets how much of which resource
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod compile;
+pub mod engine;
+pub mod machine;
+pub mod predict;
+pub mod share;
+pub mod tree;
+
+pub use machine::Machine;
+pub use predict::{Config, Execution, Prediction, Protocol, Simulation, predict};
+
+use std::fmt;
+use tilewire_kernels::{Rank, RoleKind, RoleSplit};
+
+/// A CTA that waits for a flag that nobody will raise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// Rank.
+    pub rank: Rank,
+    /// Launch, by index.
+    pub launch: usize,
+    /// Role.
+    pub role: RoleKind,
+    /// CTA of the role.
+    pub cta: u32,
+    /// Task in the role's list.
+    pub task: usize,
+    /// Flag family, by index.
+    pub family: u16,
+    /// Slot.
+    pub slot: u32,
+    /// Value that the flag has.
+    pub have: u32,
+}
+
+impl fmt::Display for Blocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rank {} launch {} {} CTA {} task {} waits for family {} slot {} (has {})",
+            self.rank, self.launch, self.role, self.cta, self.task, self.family, self.slot, self.have
+        )
+    }
+}
+
+/// Why a simulation cannot be made or did not end.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SimError {
+    /// The split asks for more CTAs than the GPU has SMs.
+    #[error("split {split} needs {need} SMs in launch \"{launch}\", the machine has {have}; lower one of the roles")]
+    TooManyCtas {
+        /// Split.
+        split: RoleSplit,
+        /// Launch.
+        launch: String,
+        /// CTAs asked for.
+        need: u64,
+        /// SMs.
+        have: u64,
+    },
+    /// A role has tasks, no CTAs, and nobody recycles into it.
+    #[error("role {role} has {tasks} tasks in launch \"{launch}\" and no CTA to run them; give it at least 1")]
+    NobodyForRole {
+        /// Role.
+        role: RoleKind,
+        /// Launch.
+        launch: String,
+        /// Its tasks.
+        tasks: u32,
+    },
+    /// CTAs for a role that has nothing to do.
+    #[error("role {role} has no work in this schedule, but the split gives it {ctas} CTAs; set it to 0")]
+    RoleWithoutWork {
+        /// Role.
+        role: RoleKind,
+        /// CTAs.
+        ctas: u32,
+    },
+    /// Mirror execution of a schedule whose ranks differ.
+    #[error("{kernel} cannot run in mirror mode: {why}; use full execution")]
+    NotSymmetric {
+        /// Kernel.
+        kernel: String,
+        /// Why.
+        why: &'static str,
+    },
+    /// Every CTA waits.
+    #[error("stuck at {at_us:.3} us, {} CTAs wait{}", blocked.len(), blocked.first().map_or(String::new(), |b| format!("; first: {b}")))]
+    Stuck {
+        /// When.
+        at_us: f64,
+        /// Who.
+        blocked: Vec<Blocked>,
+    },
+}

@@ -1,0 +1,714 @@
+//! Mixture of experts: dispatch of tokens to their experts, then a grouped GEMM; no combine.
+//!
+//! **Shape** `tokens [T, hidden]`, rank r holds rows `r * t ..` (t = T/W); `w [experts * hidden, inter]`, rank r holds
+//! the experts `r * experts/W ..`. A rank ends with one row of `inter` columns for every token that chose one of its
+//! experts: expert by expert, tokens of the own node first, each expert padded with zero rows to whole row blocks of
+//! `tile_m`.
+//!
+//! ```text
+//! inter_send    Put chunk c of the whole local token buffer to the same-index GPU of every node; raises arrived[c]
+//! inter_reduce  wait arrived[c]        Sync: tells every GPU of the node that the chunk is here (ready)
+//! intra_comm    wait ready             GatherRows: some rows of a row block, from the own or a neighbour's memory
+//!               signals rows[block]
+//! compute       wait rows[block] = tile_m     GemmTile
+//! ```
+//!
+//! Puts do not depend on the routing. Gathers do: a rank pulls rows from `tokens [nodes][t]` of the GPUs of its node,
+//! where slot 0 is their own tokens and slot d what the node d further sent. Row blocks that hold only tokens of the
+//! own node come first, the others after them in `remote_passes` passes by the chunk that they need last.
+//!
+//! A rank without neighbours (`gpus_per_node` = 1) still gathers: tokens of one expert must lie together. So
+//! `intra_comm` is there on every cluster, `inter_send` and `inter_reduce` only where there is another node.
+
+use crate::cluster::{Cluster, Offset, Rank};
+use crate::kernel::{
+    BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, divides,
+    drain, fits_u32, main_loop, publish,
+};
+use crate::options::{OptionSet, OptionSpec, Value, Values};
+use crate::schedule::{
+    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Drain, FamilyId, Flag, FlagFamily, Gate, GatherEntry,
+    Launch, MainLoop, Op, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, TableSlice, Task,
+    TaskSource, TileOut, Wait, WriteMode,
+};
+use smallvec::smallvec;
+
+const NAME: &str = "moe_dispatch_gemm";
+
+const TOKENS: BufferId = BufferId(0);
+const W: BufferId = BufferId(1);
+const OUT: BufferId = BufferId(2);
+const GATHERED: BufferId = BufferId(3);
+
+const ARRIVED: FamilyId = FamilyId(0);
+const READY: FamilyId = FamilyId(1);
+const ROWS: FamilyId = FamilyId(2);
+
+/// Largest width, and number of experts: keeps every byte offset far inside 64 bits.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// MoE dispatch + grouped GEMM.
+pub struct MoeDispatchGemm;
+
+const OPTIONS: &[OptionSpec] = &[
+    OptionSpec { name: "tile_m", doc: "Rows of a compute tile.", values: Values::Int { min: 8, max: 512 } },
+    OptionSpec { name: "tile_n", doc: "Columns of a compute tile.", values: Values::Int { min: 8, max: 512 } },
+    OptionSpec { name: "tile_k", doc: "Depth of a main loop step.", values: Values::Int { min: 8, max: 256 } },
+    OptionSpec { name: "stages", doc: "Operand stages in shared memory.", values: Values::Int { min: 1, max: 16 } },
+    OptionSpec { name: "drain", doc: "When the next tile may load.", values: Values::Words(DRAIN_WORDS) },
+    OptionSpec { name: "main_loop", doc: "Issue rule of the matrix unit.", values: Values::Words(MAIN_LOOP_WORDS) },
+    OptionSpec {
+        name: "routing",
+        doc: "Experts of a token: one rank's draw rotated to the others (symmetric), round robin, or drawn by one \
+              random weight per expert (uneven).",
+        values: Values::Words(&["rotated", "uniform", "multinomial"]),
+    },
+    OptionSpec {
+        name: "routing_seed",
+        doc: "Seed of the draws of rotated and multinomial routing.",
+        values: Values::Int { min: 0, max: u64::MAX },
+    },
+    OptionSpec { name: "slice_tokens", doc: "Rows of a gather.", values: Values::Int { min: 1, max: 512 } },
+    OptionSpec {
+        name: "put_bytes",
+        doc: "Bytes of a put, a multiple of 16; a token may span two puts.",
+        values: Values::Int { min: 16, max: 1 << 30 },
+    },
+    OptionSpec {
+        name: "readiness",
+        doc: "How GPUs of a node learn of landed chunks: a flag per chunk, or one counter per sender that says how \
+              many of its chunks are here without a gap.",
+        values: Values::Words(&["per_chunk", "prefix"]),
+    },
+    OptionSpec {
+        name: "token_order",
+        doc: "Remote tokens of an expert by sender, or by the chunk that brings them.",
+        values: Values::Words(&["sender", "arrival"]),
+    },
+    OptionSpec {
+        name: "remote_passes",
+        doc: "Passes over the experts for row blocks with remote tokens, by the chunk that a block needs last.",
+        values: Values::Int { min: 1, max: 64 },
+    },
+    OptionSpec {
+        name: "claim",
+        doc: "How compute and intra_comm take tasks: fixed strides, or the next free CTA takes the next task.",
+        values: Values::Words(&["strided", "ticket"]),
+    },
+    OptionSpec {
+        name: "recycle",
+        doc: "CTAs of the other roles join compute when their lists are empty; needs claim = ticket.",
+        values: Values::Bool,
+    },
+    OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } },
+    OptionSpec {
+        name: "send_lanes",
+        doc: "Warps of an inter_send CTA that post puts.",
+        values: Values::Int { min: 1, max: 16 },
+    },
+    OptionSpec {
+        name: "in_flight_rows",
+        doc: "Rows that a gather keeps in flight.",
+        values: Values::Int { min: 1, max: 1024 },
+    },
+    OptionSpec {
+        name: "load_store_overlap",
+        doc: "A gather loads the next rows while it stores the last ones.",
+        values: Values::Bool,
+    },
+];
+
+impl Kernel for MoeDispatchGemm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn summary(&self) -> &'static str {
+        "MoE dispatch then grouped GEMM"
+    }
+
+    fn problem_kind(&self) -> ProblemKind {
+        ProblemKind::Moe
+    }
+
+    fn option_specs(&self) -> &'static [OptionSpec] {
+        OPTIONS
+    }
+
+    fn default_option(&self, set: OptionSet, name: &str, _problem: &Problem, _cluster: Cluster) -> Value {
+        let published = set == OptionSet::Published;
+        let pick = |p, t| if published { Value::Word(p) } else { Value::Word(t) };
+        match name {
+            "tile_m" => Value::Int(128),
+            "tile_n" => Value::Int(256),
+            "tile_k" => Value::Int(64),
+            "stages" | "queues" => Value::Int(4),
+            "drain" => Value::Word("overlap"),
+            "main_loop" => pick("wait_each_step", "pipelined"),
+            "routing" => pick("multinomial", "rotated"),
+            "routing_seed" => Value::Int(0),
+            "slice_tokens" | "in_flight_rows" => Value::Int(16),
+            "put_bytes" => Value::Int(524_288),
+            "readiness" => pick("per_chunk", "prefix"),
+            "token_order" => pick("sender", "arrival"),
+            "remote_passes" => Value::Int(if published { 1 } else { 4 }),
+            "claim" => pick("strided", "ticket"),
+            "recycle" | "load_store_overlap" => Value::Bool(!published),
+            "send_lanes" => Value::Int(if published { 12 } else { 1 }),
+            _ => unreachable!("{NAME} lists no option {name}"),
+        }
+    }
+
+    fn build(&self, spec: &Spec) -> Result<Schedule, BuildError> {
+        let plan = Plan::new(spec)?;
+        let (remote, gpus) = (plan.nodes - 1, plan.gpus);
+        let ready = remote * gpus * if plan.prefix { 1 } else { plan.chunks };
+        let flags = vec![
+            FlagFamily { name: "arrived".into(), slots: (remote * plan.chunks) as u32 },
+            FlagFamily { name: "ready".into(), slots: fits_u32(NAME, "ready flags", ready)? },
+            FlagFamily { name: "rows".into(), slots: plan.max_blocks as u32 },
+        ];
+        Ok(Schedule {
+            kernel: NAME.into(),
+            cluster: spec.cluster,
+            fabric: spec.fabric,
+            spec: format!("{};{}", spec.problem, spec.options),
+            buffers: plan.buffers(),
+            flags,
+            launches: vec![plan.launch()],
+            symmetry: if plan.layouts.len() == 1 { Symmetry::FULL } else { Symmetry::NONE },
+            useful_flops: (2 * plan.local_tokens * plan.topk).saturating_mul(plan.hidden * plan.inter),
+            source: Box::new(plan),
+        })
+    }
+
+    fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
+        let Problem::Moe { tokens, hidden, inter, experts, .. } = spec.problem else { return Vec::new() };
+        let (ranks, number) = (spec.cluster.ranks() as u64, spec.cluster.number(rank) as u64);
+        let (local, deep) = (tokens / ranks, experts / ranks * hidden);
+        vec![
+            Slice {
+                tensor: "tokens",
+                row: number * local,
+                col: 0,
+                rows: local,
+                cols: hidden,
+                region: Region::contiguous(TOKENS, 0, local as u32, (hidden * 2) as u32),
+            },
+            Slice {
+                tensor: "w",
+                row: number * deep,
+                col: 0,
+                rows: deep,
+                cols: inter,
+                region: Region::contiguous(W, 0, deep as u32, (inter * 2) as u32),
+            },
+        ]
+    }
+
+    fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected> {
+        let Ok(plan) = Plan::new(spec) else { return Vec::new() };
+        let (hidden, inter, bm) = (plan.hidden, plan.inter, plan.tile[0] as usize);
+        let layout = plan.layout(rank);
+        let first_expert = spec.cluster.number(rank) as u64 * plan.local_experts;
+        let (mut values, mut magnitudes) = (Vec::new(), Vec::new());
+        for (block, rows) in layout.blocks.iter().zip(layout.table.chunks_exact(bm)) {
+            let deep = (first_expert + u64::from(block.expert)) * hidden;
+            let weights: Vec<f64> =
+                (0..hidden).flat_map(|k| (0..inter).map(move |c| element("w", deep + k, c))).collect();
+            for entry in rows {
+                let (mut sum, mut magnitude) = (vec![0.0; inter as usize], vec![0.0; inter as usize]);
+                if let Some(entry) = entry {
+                    let (slot, token) = (u64::from(entry.row) / plan.local_tokens, u64::from(entry.row));
+                    let home = spec.cluster.at(rank, Offset { dn: slot as u16, dg: entry.dg });
+                    let row = spec.cluster.number(home) as u64 * plan.local_tokens + token % plan.local_tokens;
+                    for (k, weights) in weights.chunks_exact(inter as usize).enumerate() {
+                        let a = element("tokens", row, k as u64);
+                        for (c, &b) in weights.iter().enumerate() {
+                            sum[c] += a * b;
+                            magnitude[c] += (a * b).abs();
+                        }
+                    }
+                }
+                values.extend(sum);
+                magnitudes.extend(magnitude);
+            }
+        }
+        vec![Expected {
+            region: Region::contiguous(OUT, 0, layout.table.len() as u32, (inter * 2) as u32),
+            values,
+            magnitudes,
+            // The finished tile.
+            roundings: 1,
+        }]
+    }
+}
+
+/// A token that chose an expert, seen from the expert's rank.
+#[derive(Clone, Copy)]
+struct Guest {
+    /// Local expert.
+    expert: u32,
+    /// Offset of the rank that holds it.
+    home: Offset,
+    /// Its number there.
+    token: u32,
+}
+
+/// A row block of the output, in the order of the output.
+struct Block {
+    /// Local expert.
+    expert: u32,
+    /// Pass in which it is gathered and multiplied; 0 when all its tokens are of the own node.
+    pass: u32,
+}
+
+/// Where the tokens of a rank's experts go, and in which order.
+struct Layout {
+    /// One entry per output row.
+    table: Vec<Option<GatherEntry>>,
+    blocks: Vec<Block>,
+    /// Indices of blocks in the order of work.
+    order: Vec<u32>,
+}
+
+/// Sizes derived from a spec, and the routing.
+struct Plan {
+    cluster: Cluster,
+    nodes: u64,
+    gpus: u64,
+    hidden: u64,
+    inter: u64,
+    topk: u64,
+    local_tokens: u64,
+    local_experts: u64,
+    tile: [u64; 3],
+    stages: u8,
+    drain: Drain,
+    main_loop: MainLoop,
+    publish: Publish,
+    slice_tokens: u64,
+    put_bytes: u64,
+    /// Chunks of the local token buffer.
+    chunks: u64,
+    prefix: bool,
+    by_arrival: bool,
+    remote_passes: u64,
+    ticket: bool,
+    recycle: bool,
+    queues: u64,
+    send_lanes: u32,
+    in_flight_rows: u16,
+    load_store_overlap: bool,
+    /// One for all ranks, or one per rank.
+    layouts: Vec<Layout>,
+    max_blocks: u64,
+}
+
+impl Plan {
+    fn new(spec: &Spec) -> Result<Self, BuildError> {
+        let Problem::Moe { tokens, hidden, inter, topk, experts } = spec.problem else {
+            return Err(BuildError::Unsupported {
+                kernel: NAME,
+                what: "needs a MoE shape: tokens, hidden, inter, topk and experts".into(),
+            });
+        };
+        let options = &spec.options;
+        let ranks = spec.cluster.ranks() as u64;
+        let tile = [options.int("tile_m"), options.int("tile_n"), options.int("tile_k")];
+        let [bm, bn, bk] = tile;
+        let (slice_tokens, put_bytes) = (options.int("slice_tokens"), options.int("put_bytes"));
+        divides(NAME, "tokens", tokens, ranks, || format!("{ranks} ranks hold equal parts"))?;
+        divides(NAME, "experts", experts, ranks, || format!("{ranks} ranks own equally many"))?;
+        // Rows move in pieces of 16 bytes.
+        divides(NAME, "hidden", hidden, lcm(bk, 8), || format!("main loop steps of tile_k = {bk}, 16-byte pieces"))?;
+        divides(NAME, "inter", inter, lcm(bn, 8), || format!("tiles of tile_n = {bn} columns, 16-byte pieces"))?;
+        divides(NAME, "tile_m", bm, slice_tokens, || {
+            format!("row blocks of whole gathers, slice_tokens = {slice_tokens}")
+        })?;
+        divides(NAME, "put_bytes", put_bytes, 16, || "16-byte pieces".into())?;
+        if topk == 0 || topk > experts {
+            let allowed = format!("from 1 to the number of experts, {experts}");
+            return Err(BuildError::Range { kernel: NAME, what: "topk", value: topk, allowed });
+        }
+        for (what, value) in [("hidden", hidden), ("inter", inter), ("experts", experts)] {
+            if value > MAX_SIZE {
+                let allowed = format!("at most {MAX_SIZE}");
+                return Err(BuildError::Range { kernel: NAME, what, value, allowed });
+            }
+        }
+        fits_u32(NAME, "weight rows of a rank (experts/ranks times hidden)", experts / ranks * hidden)?;
+        // A rank can get at most all choices, and every expert a part of a block more.
+        let choices = tokens.saturating_mul(topk);
+        fits_u32(NAME, "tokens times topk, padded", choices.saturating_add(experts / ranks * bm))?;
+        let local_tokens = tokens / ranks;
+        let chunks = (local_tokens * hidden * 2).div_ceil(put_bytes);
+        fits_u32(NAME, "arrived flags (puts of a rank)", u64::from(spec.cluster.nodes - 1) * chunks)?;
+        let ticket = options.word("claim") == "ticket";
+        let recycle = options.flag("recycle");
+        if recycle && !ticket {
+            let what = "recycle = true needs claim = ticket: no CTA can join fixed strides".into();
+            return Err(BuildError::Unsupported { kernel: NAME, what });
+        }
+        let mut plan = Self {
+            cluster: spec.cluster,
+            nodes: u64::from(spec.cluster.nodes),
+            gpus: u64::from(spec.cluster.gpus_per_node),
+            hidden,
+            inter,
+            topk,
+            local_tokens,
+            local_experts: experts / ranks,
+            tile,
+            stages: options.int("stages") as u8,
+            drain: drain(options),
+            main_loop: main_loop(options),
+            publish: publish(spec.fabric),
+            slice_tokens,
+            put_bytes,
+            chunks,
+            prefix: options.word("readiness") == "prefix",
+            by_arrival: options.word("token_order") == "arrival",
+            remote_passes: options.int("remote_passes"),
+            ticket,
+            recycle,
+            queues: options.int("queues"),
+            send_lanes: options.int("send_lanes") as u32,
+            in_flight_rows: options.int("in_flight_rows") as u16,
+            load_store_overlap: options.flag("load_store_overlap"),
+            layouts: Vec::new(),
+            max_blocks: 0,
+        };
+        let seed = options.int("routing_seed");
+        let guests = match options.word("routing") {
+            "rotated" => plan.rotated(seed),
+            "uniform" => plan.by_token(|token, chosen| {
+                chosen.extend((0..topk).map(|j| ((token * topk + j) % experts) as u32));
+            }),
+            _ => {
+                let mut random = SplitMix64(seed);
+                let weights: Vec<f64> = (0..experts).map(|_| random.open_unit()).collect();
+                let urn = Urn::new(weights);
+                plan.by_token(|_, chosen| urn.draw(topk as usize, &mut random, chosen))
+            }
+        };
+        plan.layouts = guests.into_iter().map(|guests| plan.lay_out(guests)).collect();
+        plan.max_blocks = plan.layouts.iter().map(|layout| layout.blocks.len() as u64).max().unwrap_or(0);
+        Ok(plan)
+    }
+
+    /// Draws the experts of one rank's tokens, by offset from that rank, and rotates them: every rank gets the same.
+    fn rotated(&self, seed: u64) -> Vec<Vec<Guest>> {
+        let experts = self.cluster.ranks() as u64 * self.local_experts;
+        let urn = Urn::new(vec![1.0; experts as usize]);
+        let (mut random, mut chosen, mut guests) = (SplitMix64(seed), Vec::new(), Vec::new());
+        for token in 0..self.local_tokens {
+            chosen.clear();
+            urn.draw(self.topk as usize, &mut random, &mut chosen);
+            guests.extend(chosen.iter().map(|&expert| {
+                let (owner, expert) = (u64::from(expert) / self.local_experts, u64::from(expert) % self.local_experts);
+                let owner = self.cluster.rank(owner as usize);
+                let home = self.cluster.negate(Offset { dn: owner.node, dg: owner.gpu });
+                Guest { expert: expert as u32, home, token: token as u32 }
+            }));
+        }
+        vec![guests]
+    }
+
+    /// Guests of every rank from the experts of every token.
+    fn by_token(&self, mut choose: impl FnMut(u64, &mut Vec<u32>)) -> Vec<Vec<Guest>> {
+        let mut guests = vec![Vec::new(); self.cluster.ranks()];
+        let mut chosen = Vec::new();
+        for (number, from) in self.cluster.iter().enumerate() {
+            for token in 0..self.local_tokens {
+                chosen.clear();
+                choose(number as u64 * self.local_tokens + token, &mut chosen);
+                for &expert in &chosen {
+                    let owner = (u64::from(expert) / self.local_experts) as usize;
+                    let home = self.cluster.offset(self.cluster.rank(owner), from);
+                    let expert = (u64::from(expert) % self.local_experts) as u32;
+                    guests[owner].push(Guest { expert, home, token: token as u32 });
+                }
+            }
+        }
+        guests
+    }
+
+    fn lay_out(&self, mut guests: Vec<Guest>) -> Layout {
+        let bm = self.tile[0] as usize;
+        guests.sort_unstable_by_key(|guest| {
+            let remote = guest.home.dn != 0;
+            let chunk = if remote && self.by_arrival { self.last_chunk(u64::from(guest.token)) } else { 0 };
+            (guest.expert, remote, chunk, guest.home, guest.token)
+        });
+        let (mut table, mut blocks) = (Vec::new(), Vec::new());
+        for of_expert in guests.chunk_by(|a, b| a.expert == b.expert) {
+            for rows in of_expert.chunks(bm) {
+                table.extend(rows.iter().map(|guest| {
+                    let row = u64::from(guest.home.dn) * self.local_tokens + u64::from(guest.token);
+                    Some(GatherEntry { dg: guest.home.dg, row: row as u32 })
+                }));
+                table.resize(table.len().next_multiple_of(bm), None);
+                let latest = rows.iter().filter(|g| g.home.dn != 0).map(|g| self.last_chunk(u64::from(g.token))).max();
+                let pass = latest.map_or(0, |chunk| 1 + chunk * self.remote_passes / self.chunks);
+                blocks.push(Block { expert: rows[0].expert, pass: pass as u32 });
+            }
+        }
+        let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
+        order.sort_by_key(|&block| blocks[block as usize].pass);
+        Layout { table, blocks, order }
+    }
+
+    fn layout(&self, rank: Rank) -> &Layout {
+        &self.layouts[self.cluster.number(rank) % self.layouts.len()]
+    }
+
+    const fn row_bytes(&self) -> u64 {
+        self.hidden * 2
+    }
+
+    const fn buffer_bytes(&self) -> u64 {
+        self.local_tokens * self.row_bytes()
+    }
+
+    const fn first_chunk(&self, token: u64) -> u64 {
+        token * self.row_bytes() / self.put_bytes
+    }
+
+    const fn last_chunk(&self, token: u64) -> u64 {
+        ((token + 1) * self.row_bytes() - 1) / self.put_bytes
+    }
+
+    fn buffers(&self) -> Vec<Buffer> {
+        let buffer = |name: &str, bytes, usage| Buffer { name: name.into(), bytes, dtype: DType::Bf16, usage };
+        let rows = self.max_blocks * self.tile[0];
+        vec![
+            buffer("tokens", self.nodes * self.buffer_bytes(), BufferUse::Input),
+            buffer("w", self.local_experts * self.hidden * self.inter * 2, BufferUse::Input),
+            buffer("out", rows * self.inter * 2, BufferUse::Output),
+            buffer("gathered", rows * self.row_bytes(), BufferUse::Scratch),
+        ]
+    }
+
+    fn launch(&self) -> Launch {
+        let claim = if self.ticket { Claim::Ticket } else { Claim::Strided };
+        let notice = if self.ticket { Claim::Ready { window: 32 } } else { Claim::Strided };
+        let recycle = self.recycle.then_some(0);
+        let role = |kind, lanes, claim, recycle| Role { kind, ctas: CtaCount::FromSplit, lanes, claim, recycle };
+        let mut roles = vec![role(RoleKind::Compute, 1, claim, None), role(RoleKind::IntraComm, 1, claim, recycle)];
+        if self.nodes > 1 {
+            roles.push(role(RoleKind::InterSend, self.send_lanes, Claim::Strided, recycle));
+            roles.push(role(RoleKind::InterReduce, 1, notice, recycle));
+        }
+        Launch { name: "main".into(), after: Vec::new(), roles }
+    }
+
+    fn send_tasks(&self, sink: &mut dyn FnMut(Task)) {
+        for chunk in 0..self.chunks {
+            let offset = chunk * self.put_bytes;
+            let bytes = self.put_bytes.min(self.buffer_bytes() - offset) as u32;
+            for to in 1..self.nodes {
+                // I am nodes - to nodes ahead of the target.
+                let slot = self.nodes - to;
+                let target = Region::contiguous(TOKENS, slot * self.buffer_bytes() + offset, 1, bytes);
+                sink(Task::new(Op::Put {
+                    src: Region::contiguous(TOKENS, offset, 1, bytes),
+                    dst: Place { at: At::node(to as u16), region: target },
+                    queue: (chunk % self.queues) as u16,
+                    publish: self.publish,
+                    arrived: Flag { family: ARRIVED, slot: ((slot - 1) * self.chunks + chunk) as u32 },
+                    sent: None,
+                }));
+            }
+        }
+    }
+
+    /// The flag that says, on the rank that waits, that chunk `chunk` of the node `dn` further has landed at the GPU
+    /// `dg` further; with prefix counters the counter of that sender.
+    const fn ready_slot(&self, dn: u64, dg: u64, chunk: u64) -> u32 {
+        let sender = (dn - 1) * self.gpus + dg;
+        (if self.prefix { sender } else { sender * self.chunks + chunk }) as u32
+    }
+
+    fn notice_tasks(&self, sink: &mut dyn FnMut(Task)) {
+        for chunk in 0..self.chunks {
+            for dn in 1..self.nodes {
+                let mut task = Task::new(Op::Sync).wait(Wait::on(ARRIVED, ((dn - 1) * self.chunks + chunk) as u32, 1));
+                if self.prefix && chunk > 0 {
+                    // In order, so that a counter of c means the first c chunks.
+                    task.waits.push(Wait::on(READY, self.ready_slot(dn, 0, 0), chunk as u32));
+                }
+                for dg in 0..self.gpus {
+                    // Seen from there I am -dg further.
+                    let slot = self.ready_slot(dn, (self.gpus - dg) % self.gpus, chunk);
+                    task.signals.push(Signal::one(At::local(dg as u16), READY, slot));
+                }
+                sink(task);
+            }
+        }
+    }
+
+    fn gather_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
+        let (bm, layout) = (self.tile[0], self.layout(rank));
+        let mut slots = Vec::new();
+        for &block in &layout.order {
+            for start in (0..bm).step_by(self.slice_tokens as usize).map(|row| u64::from(block) * bm + row) {
+                let entries = &layout.table[start as usize..(start + self.slice_tokens) as usize];
+                let mut task = Task::new(Op::GatherRows {
+                    table: TableSlice { start: start as u32, len: self.slice_tokens as u32 },
+                    src: TOKENS,
+                    dst: Region::contiguous(
+                        GATHERED,
+                        start * self.row_bytes(),
+                        self.slice_tokens as u32,
+                        self.row_bytes() as u32,
+                    ),
+                    in_flight_rows: self.in_flight_rows,
+                    load_store_overlap: self.load_store_overlap,
+                })
+                .signal(Signal { add: self.slice_tokens as u32, ..Signal::one(At::ME, ROWS, block) });
+                self.arrival_waits(entries, &mut slots, &mut task);
+                sink(task);
+            }
+        }
+    }
+
+    /// What the landed rows among `entries` wait for.
+    fn arrival_waits(&self, entries: &[Option<GatherEntry>], slots: &mut Vec<u32>, task: &mut Task) {
+        let landed = entries.iter().flatten().filter_map(|entry| {
+            let (dn, token) = (u64::from(entry.row) / self.local_tokens, u64::from(entry.row) % self.local_tokens);
+            (dn != 0).then_some((dn, u64::from(entry.dg), token))
+        });
+        if self.prefix {
+            // One level for all senders: tokens are in the order of their chunks, which senders send in step.
+            if let Some(chunk) = landed.map(|(_, _, token)| self.last_chunk(token)).max() {
+                let senders = ((self.nodes - 1) * self.gpus) as u32;
+                task.waits.push(Wait::run(READY, 0, senders, 1, chunk as u32 + 1, Gate::Start));
+            }
+            return;
+        }
+        slots.clear();
+        for (dn, dg, token) in landed {
+            let chunks = self.first_chunk(token)..=self.last_chunk(token);
+            slots.extend(chunks.map(|chunk| self.ready_slot(dn, dg, chunk)));
+        }
+        slots.sort_unstable();
+        slots.dedup();
+        for run in slots.chunk_by(|a, b| a + 1 == *b) {
+            task.waits.push(Wait::run(READY, run[0], run.len() as u32, 1, 1, Gate::Start));
+        }
+    }
+
+    fn compute_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
+        let ([bm, bn, bk], layout) = (self.tile, self.layout(rank));
+        let (row_bytes, out_bytes) = (self.row_bytes(), self.inter * 2);
+        for &block in &layout.order {
+            let row = u64::from(block) * bm;
+            let weights = u64::from(layout.blocks[block as usize].expert) * self.hidden * out_bytes;
+            for col in (0..self.inter).step_by(bn as usize) {
+                let out = Region::matrix(OUT, row * out_bytes + col * 2, bm as u32, (bn * 2) as u32, out_bytes);
+                sink(
+                    Task::new(Op::GemmTile {
+                        a: Region::matrix(GATHERED, row * row_bytes, bm as u32, row_bytes as u32, row_bytes),
+                        b: Region::matrix(W, weights + col * 2, self.hidden as u32, (bn * 2) as u32, out_bytes),
+                        outs: smallvec![TileOut { place: Place::me(out), mode: WriteMode::Store }],
+                        tile: [bm as u16, bn as u16, bk as u16],
+                        stages: self.stages,
+                        drain: self.drain,
+                        main_loop: self.main_loop,
+                    })
+                    .wait(Wait::on(ROWS, block, bm as u32)),
+                );
+            }
+        }
+    }
+}
+
+impl TaskSource for Plan {
+    fn tasks(&self, rank: Rank, _launch: usize, role: usize, sink: &mut dyn FnMut(Task)) {
+        match role {
+            0 => self.compute_tasks(rank, sink),
+            1 => self.gather_tasks(rank, sink),
+            2 => self.send_tasks(sink),
+            _ => self.notice_tasks(sink),
+        }
+    }
+
+    fn table(&self, rank: Rank) -> Vec<Option<GatherEntry>> {
+        self.layout(rank).table.clone()
+    }
+}
+
+const fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
+/// SplitMix64. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in (0, 1).
+    fn open_unit(&mut self) -> f64 {
+        ((self.next() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
+    }
+}
+
+/// Experts with weights, drawn without replacement.
+struct Urn {
+    weights: Vec<f64>,
+    /// Running sums of the weights.
+    sums: Vec<f64>,
+}
+
+impl Urn {
+    fn new(weights: Vec<f64>) -> Self {
+        let sums = weights.iter().scan(0.0, |sum, weight| {
+            *sum += weight;
+            Some(*sum)
+        });
+        Self { sums: sums.collect(), weights }
+    }
+
+    /// Appends `count` different experts, each drawn by weight among those left.
+    fn draw(&self, count: usize, random: &mut SplitMix64, chosen: &mut Vec<u32>) {
+        /// Drawing again on a repeat has the right distribution, but may repeat long when few experts are left.
+        const TRIES: usize = 16;
+        let total = self.sums.last().copied().unwrap_or(0.0);
+        for _ in 0..count {
+            let new = (0..TRIES).find_map(|_| {
+                let at = random.open_unit() * total;
+                let expert = self.sums.partition_point(|&sum| sum <= at).min(self.sums.len() - 1) as u32;
+                (!chosen.contains(&expert)).then_some(expert)
+            });
+            chosen.push(new.unwrap_or_else(|| self.draw_left(random, chosen)));
+        }
+    }
+
+    /// One expert by weight among those not chosen.
+    fn draw_left(&self, random: &mut SplitMix64, chosen: &[u32]) -> u32 {
+        let left = |expert: &u32| !chosen.contains(expert);
+        let experts = 0..self.weights.len() as u32;
+        let total: f64 = experts.clone().filter(left).map(|e| self.weights[e as usize]).sum();
+        let mut at = random.open_unit() * total;
+        let mut last = 0;
+        for expert in experts.filter(left) {
+            last = expert;
+            at -= self.weights[expert as usize];
+            if at < 0.0 {
+                break;
+            }
+        }
+        last
+    }
+}

@@ -1,0 +1,480 @@
+//! The physical model: every number that describes hardware, each with its source.
+//!
+//! A machine file is TOML; every parameter is written as
+//! `name_unit = { value = 1.0, kind = "measured", source = "...", date = "2026-11-29" }`. Bandwidths are per direction.
+//! Unknown and missing keys are errors that name line and column.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tilewire_kernels::Fabric;
+
+/// How a value came to be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Read on hardware by this project.
+    Measured,
+    /// Published by somebody else.
+    Published,
+    /// A datasheet figure.
+    Vendor,
+    /// Computed from other sourced values; the source shows the formula.
+    Derived,
+    /// Fitted on published rows named in the source.
+    Fitted,
+    /// No source: listed in every report that used it.
+    Assumed,
+}
+
+/// A value with its provenance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Param {
+    /// The value, in the unit that ends the parameter's name.
+    pub value: f64,
+    /// How it is known.
+    pub kind: Kind,
+    /// Where it comes from.
+    pub source: String,
+    /// When it was read, `YYYY-MM-DD`.
+    pub date: String,
+}
+
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: Param,)*
+        }
+
+        impl Section for $name {
+            fn params(&self) -> Vec<(&'static str, &Param)> {
+                vec![$((stringify!($field), &self.$field)),*]
+            }
+
+            fn params_mut(&mut self) -> Vec<(&'static str, &mut Param)> {
+                vec![$((stringify!($field), &mut self.$field)),*]
+            }
+        }
+    };
+}
+
+/// A group of parameters of a machine file.
+trait Section {
+    /// Names and values.
+    fn params(&self) -> Vec<(&'static str, &Param)>;
+
+    /// Names and values, to change them.
+    fn params_mut(&mut self) -> Vec<(&'static str, &mut Param)>;
+}
+
+section! {
+    /// The chip: counts, memory and the limits that all its SMs share.
+    Gpu {
+        /// Streaming multiprocessors; one CTA each.
+        sms,
+        /// Shared memory that one CTA can have.
+        smem_kib,
+        /// HBM bandwidth, reads and writes together.
+        hbm_gbs,
+        /// Operand panels touched within this many bytes, in issue order, are found in L2.
+        l2_window_mib,
+        /// Operand bytes that all SMs together can load into shared memory, L2 hits included.
+        operand_gbs,
+        /// Matrix throughput of the whole chip under sustained load (clock and power droop included).
+        chip_tflops,
+    }
+}
+
+section! {
+    /// Cost of a GEMM tile on one SM for one kind of main loop.
+    Gemm {
+        /// Matrix throughput of one SM in its main loop, alone on the chip.
+        sm_tflops,
+        /// First operand load to first matrix instruction, when not hidden behind the tile before.
+        fill_ns,
+        /// Accumulators to shared memory and issue of the store.
+        epilogue_ns,
+        /// From the end of the store's transfer until shared memory may be reused, `drain = smem_read`.
+        smem_read_ns,
+        /// From the end of the store's transfer until it is visible, `drain = visible`.
+        visible_ns,
+    }
+}
+
+section! {
+    /// Cost of an attention tile on one SM.
+    Attention {
+        /// Matrix throughput of one SM in the KV loop.
+        sm_tflops,
+        /// Q load, first KV load, and the epilogue of a block.
+        block_ns,
+        /// Throughput of a CTA that merges partial results, bytes read and written.
+        merge_cta_gbs,
+    }
+}
+
+section! {
+    /// Copies, sums and stores by the SMs: one CTA.
+    Sm {
+        /// Bulk copy of one CTA, enough bytes in flight, local or NVLink.
+        copy_cta_gbs,
+        /// Load/store copy of one CTA, enough bytes in flight.
+        ldst_cta_gbs,
+        /// Latency of a local load: in-flight bytes over this bound a CTA's rate.
+        local_latency_ns,
+        /// Latency of a load or store over NVLink.
+        nvlink_latency_ns,
+        /// Remote or local atomic add of one CTA.
+        add_cta_gbs,
+        /// Sum of one CTA, bytes read and written together.
+        reduce_cta_gbs,
+        /// Row gather of one CTA with loads and stores overlapped.
+        gather_cta_gbs,
+        /// Latency of an in-switch reduction (NVLS).
+        nvls_load_latency_ns,
+        /// In-switch reduction of one CTA, result bytes.
+        nvls_load_cta_gbs,
+        /// Multicast store of one CTA, bytes before fan-out.
+        nvls_store_cta_gbs,
+        /// Zero fill of one CTA.
+        fill_cta_gbs,
+    }
+}
+
+section! {
+    /// NVLink of one GPU through the switch, per direction.
+    Nvlink {
+        /// Egress.
+        egress_gbs,
+        /// Ingress.
+        ingress_gbs,
+        /// Link bytes that one byte of a remote atomic add occupies.
+        add_link_bytes_per_byte,
+        /// GPUs that one NVLink domain can hold.
+        domain_gpus,
+    }
+}
+
+section! {
+    /// One-way times from a release store to the waiter's next instruction.
+    Flags {
+        /// Inside a GPU.
+        local_ns,
+        /// Over NVLink.
+        nvlink_ns,
+        /// A host thread's store to pinned memory, polled by one warp of the GPU.
+        host_ns,
+        /// The republisher's store in device memory until the waiter sees it.
+        republish_ns,
+        /// A flag that the NIC writes into device memory, after the data of its put.
+        nic_ns,
+    }
+}
+
+section! {
+    /// The proxy: host threads behind a device-to-host FIFO.
+    Proxy {
+        /// Time that a CTA spends to push one command.
+        push_ns,
+        /// From the push until the proxy can read the command.
+        fifo_latency_ns,
+        /// Commands that the FIFO holds.
+        fifo_depth,
+        /// Threads of one rank.
+        threads,
+        /// Time of a thread to take and post one command.
+        post_ns,
+        /// Time of a thread to handle one completion or one arrived immediate.
+        completion_ns,
+        /// Writes in flight per queue.
+        in_flight,
+    }
+}
+
+section! {
+    /// The NICs of one rank.
+    Nic {
+        /// NICs (rails) of one GPU.
+        rails,
+        /// Payload bandwidth of a rail, each way.
+        rail_gbs,
+        /// Time of a rail per message, on top of its bytes.
+        message_ns,
+        /// PCIe bandwidth between one GPU and its NICs, each way.
+        pcie_gbs,
+    }
+}
+
+section! {
+    /// The network between the nodes.
+    Network {
+        /// One way, from the post of a small write until its data is in remote memory.
+        latency_us,
+        /// From the data being in remote memory until the sender polls its completion.
+        ack_us,
+        /// Nodes under one leaf switch.
+        nodes_per_leaf,
+        /// Downlink over uplink bandwidth of a leaf.
+        oversubscription,
+    }
+}
+
+section! {
+    /// Fixed costs.
+    Launch {
+        /// From the launch command until the first CTA of a kernel runs.
+        command_us,
+        /// From the end of a kernel until a dependent kernel's first CTA runs.
+        dependent_us,
+        /// Start of one block of a grid with more blocks than SMs.
+        block_ns,
+        /// Skew between ranks, host synchronisation and event records of one isolated, timed launch.
+        isolated_us,
+    }
+}
+
+section! {
+    /// Seeded noise, used only when asked for.
+    Noise {
+        /// Standard deviation of the logarithm of every network latency.
+        network_sigma,
+        /// Standard deviation of the logarithm of every flag latency.
+        flag_sigma,
+        /// Standard deviation of the relative speed of ranks.
+        clock_sigma,
+        /// Delay of one late rank.
+        late_rank_us,
+    }
+}
+
+section! {
+    /// A library collective: `latency + wire bytes / bandwidth`, wire bytes as in the usual bus bandwidth.
+    Collective {
+        /// Fixed time.
+        latency_us,
+        /// Bandwidth of the slowest link on the path, per rank.
+        bus_gbs,
+        /// SMs that the library takes while it runs.
+        sms,
+    }
+}
+
+/// Costs of the unfused baselines.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Library {
+    /// All-gather.
+    pub all_gather: Collective,
+    /// Reduce-scatter.
+    pub reduce_scatter: Collective,
+    /// All-reduce.
+    pub all_reduce: Collective,
+    /// All-to-all.
+    pub all_to_all: Collective,
+    /// Library attention kernel (FlashAttention-2).
+    pub attention: Attention,
+}
+
+/// A machine: GPUs, their node, and the network between nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Name, equal to the file's stem.
+    pub name: String,
+    /// One sentence.
+    pub about: String,
+    /// What carries puts.
+    pub fabric: Fabric,
+    /// `nvlink`, or `hbm` when peers are emulated in the own memory.
+    pub peer_path: PeerPath,
+    /// The chip.
+    pub gpu: Gpu,
+    /// GEMM tiles by main loop: `wait_each_step`, `pipelined`, `library`.
+    pub gemm: BTreeMap<String, Gemm>,
+    /// Attention tiles.
+    pub attention: Attention,
+    /// Data movement by SMs.
+    pub sm: Sm,
+    /// NVLink.
+    pub nvlink: Nvlink,
+    /// Flag latencies.
+    pub flags: Flags,
+    /// Proxy.
+    pub proxy: Proxy,
+    /// NICs.
+    pub nic: Nic,
+    /// Network.
+    pub network: Network,
+    /// Fixed costs.
+    pub launch: Launch,
+    /// Noise.
+    pub noise: Noise,
+    /// Baselines.
+    pub library: Library,
+}
+
+/// Where the bytes between GPUs of a node go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PeerPath {
+    /// NVLink.
+    Nvlink,
+    /// The own HBM (one GPU stands for its peers).
+    Hbm,
+}
+
+/// Why a machine file was refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum MachineError {
+    /// Not TOML, an unknown key, a missing key, a wrong type.
+    #[error("{file}: {message}")]
+    Parse {
+        /// File.
+        file: String,
+        /// The parser's words, with line and column.
+        message: String,
+    },
+    /// A value out of range.
+    #[error("{file}: {name} = {value}, allowed {allowed}")]
+    Range {
+        /// File.
+        file: String,
+        /// Parameter, with its sections.
+        name: String,
+        /// Value.
+        value: f64,
+        /// Legal values.
+        allowed: &'static str,
+    },
+    /// A value without a source.
+    #[error("{file}: {name} has no {what}; every value needs one")]
+    Provenance {
+        /// File.
+        file: String,
+        /// Parameter.
+        name: String,
+        /// Source or date.
+        what: &'static str,
+    },
+}
+
+impl Machine {
+    /// Reads and validates a machine file.
+    ///
+    /// # Errors
+    /// [`MachineError`] for anything that is not a complete, sourced, sensible machine.
+    pub fn parse(file: &str, text: &str) -> Result<Self, MachineError> {
+        let machine: Self = toml::from_str(text)
+            .map_err(|e| MachineError::Parse { file: file.to_owned(), message: e.to_string().trim().to_owned() })?;
+        for loops in ["wait_each_step", "pipelined", "library"] {
+            if !machine.gemm.contains_key(loops) {
+                let message = format!("missing section [gemm.{loops}]");
+                return Err(MachineError::Parse { file: file.to_owned(), message });
+            }
+        }
+        for (name, param) in machine.params() {
+            let error = |allowed| MachineError::Range {
+                file: file.to_owned(),
+                name: name.clone(),
+                value: param.value,
+                allowed,
+            };
+            if !param.value.is_finite() || param.value < 0.0 || param.value > 1e12 {
+                return Err(error("a finite number from 0 to 1e12"));
+            }
+            if param.value == 0.0 && (name.ends_with("_gbs") || name.ends_with("_tflops")) {
+                return Err(error("a rate above 0"));
+            }
+            let counts = [".sms", ".fifo_depth", ".threads", ".in_flight", ".rails", ".nodes_per_leaf", ".domain_gpus"];
+            if counts.iter().any(|count| name.ends_with(count)) && (param.value < 1.0 || param.value.fract() != 0.0) {
+                return Err(error("a whole number of 1 or more"));
+            }
+            if name.ends_with("oversubscription") && param.value < 1.0 {
+                return Err(error("1 or more"));
+            }
+            let missing = if param.source.trim().is_empty() {
+                Some("source")
+            } else if param.date.trim().is_empty() {
+                Some("date")
+            } else {
+                None
+            };
+            if let Some(what) = missing {
+                return Err(MachineError::Provenance { file: file.to_owned(), name, what });
+            }
+        }
+        Ok(machine)
+    }
+
+    /// Every parameter as `section.name`, in a fixed order.
+    pub fn params(&self) -> Vec<(String, &Param)> {
+        self.sections()
+            .into_iter()
+            .flat_map(|(prefix, section)| {
+                section.params().into_iter().map(move |(name, param)| (format!("{prefix}.{name}"), param))
+            })
+            .collect()
+    }
+
+    fn sections(&self) -> Vec<(String, &dyn Section)> {
+        let mut sections: Vec<(String, &dyn Section)> = vec![("gpu".into(), &self.gpu)];
+        for (name, gemm) in &self.gemm {
+            sections.push((format!("gemm.{name}"), gemm));
+        }
+        sections.extend([
+            ("attention".into(), &self.attention as &dyn Section),
+            ("sm".into(), &self.sm),
+            ("nvlink".into(), &self.nvlink),
+            ("flags".into(), &self.flags),
+            ("proxy".into(), &self.proxy),
+            ("nic".into(), &self.nic),
+            ("network".into(), &self.network),
+            ("launch".into(), &self.launch),
+            ("noise".into(), &self.noise),
+            ("library.all_gather".into(), &self.library.all_gather),
+            ("library.reduce_scatter".into(), &self.library.reduce_scatter),
+            ("library.all_reduce".into(), &self.library.all_reduce),
+            ("library.all_to_all".into(), &self.library.all_to_all),
+            ("library.attention".into(), &self.library.attention),
+        ]);
+        sections
+    }
+
+    /// Changes one parameter, named as in [`Machine::params`]; for fits and what-if questions.
+    ///
+    /// Returns whether the parameter exists.
+    pub fn set(&mut self, name: &str, value: f64) -> bool {
+        let Some((prefix, field)) = name.rsplit_once('.') else { return false };
+        let section: &mut dyn Section = match prefix {
+            "gpu" => &mut self.gpu,
+            "attention" => &mut self.attention,
+            "sm" => &mut self.sm,
+            "nvlink" => &mut self.nvlink,
+            "flags" => &mut self.flags,
+            "proxy" => &mut self.proxy,
+            "nic" => &mut self.nic,
+            "network" => &mut self.network,
+            "launch" => &mut self.launch,
+            "noise" => &mut self.noise,
+            "library.all_gather" => &mut self.library.all_gather,
+            "library.reduce_scatter" => &mut self.library.reduce_scatter,
+            "library.all_reduce" => &mut self.library.all_reduce,
+            "library.all_to_all" => &mut self.library.all_to_all,
+            "library.attention" => &mut self.library.attention,
+            _ => match prefix.strip_prefix("gemm.").and_then(|name| self.gemm.get_mut(name)) {
+                Some(gemm) => gemm,
+                None => return false,
+            },
+        };
+        for (name, param) in section.params_mut() {
+            if name == field {
+                param.value = value;
+                return true;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,357 @@
+//! From a schedule, a machine and a split to the numbers that a user reads.
+
+use crate::SimError;
+use crate::compile::{Compiled, Form, ResourceKind};
+use crate::engine::{self, Run};
+use crate::machine::Machine;
+use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use tilewire_kernels::{RoleKind, RoleSplit, Schedule};
+
+/// Which ranks are simulated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Execution {
+    /// As few ranks as the schedule's symmetry (and the network's) allows.
+    #[default]
+    Folded,
+    /// One rank that stands for all; refused for schedules that are not symmetric.
+    Mirror,
+    /// Every rank.
+    Full,
+}
+
+/// How launches follow each other, see [`Protocol`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// A fresh epoch per launch.
+    #[default]
+    Fair,
+    /// What the published benchmark's loop did: see `stale_arrivals` and `launches`.
+    Published {
+        /// Put arrivals count as satisfied at once (flags of the launch before were never cleared).
+        stale_arrivals: bool,
+        /// Launches are timed one by one, so that skew and synchronisation of an isolated launch count.
+        isolated: bool,
+    },
+}
+
+/// How one prediction is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Which ranks are simulated.
+    pub execution: Execution,
+    /// Benchmark protocol.
+    pub protocol: Protocol,
+    /// Seed of the noise; no noise without one.
+    pub noise_seed: Option<u64>,
+    /// Keep the timeline of every task.
+    pub timeline: bool,
+}
+
+/// What bounds a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub enum BoundBy {
+    /// Matrix throughput of the compute CTAs.
+    Compute,
+    /// HBM bandwidth.
+    Hbm,
+    /// NVLink egress.
+    NvlinkEgress,
+    /// NVLink ingress.
+    NvlinkIngress,
+    /// NIC bandwidth or message rate.
+    Nic,
+    /// The proxy threads.
+    Proxy,
+    /// Nothing reaches 60 % of the time.
+    Latency,
+    /// The throughput of a communication role's CTAs.
+    Role(RoleKind),
+}
+
+impl From<BoundBy> for String {
+    fn from(bound: BoundBy) -> Self {
+        match bound {
+            BoundBy::Compute => "compute".into(),
+            BoundBy::Hbm => "hbm".into(),
+            BoundBy::NvlinkEgress => "nvlink_egress".into(),
+            BoundBy::NvlinkIngress => "nvlink_ingress".into(),
+            BoundBy::Nic => "nic".into(),
+            BoundBy::Proxy => "proxy".into(),
+            BoundBy::Latency => "latency".into(),
+            BoundBy::Role(kind) => format!("role:{kind}"),
+        }
+    }
+}
+
+/// What the CTAs of a role did, on the slowest rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RoleReport {
+    /// Role.
+    pub role: RoleKind,
+    /// CTAs over all launches that run side by side.
+    pub ctas: u32,
+    /// Tasks done.
+    pub tasks: u64,
+    /// Time in tasks, summed over CTAs.
+    pub busy_us: f64,
+    /// Time waiting for flags, summed over CTAs.
+    pub wait_us: f64,
+    /// Time with nothing to do, summed over CTAs.
+    pub idle_us: f64,
+    /// Busy share of the CTAs' time.
+    pub utilisation: f64,
+}
+
+/// Whom a role waited for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WaitReport {
+    /// Role that waited.
+    pub role: RoleKind,
+    /// Flag family.
+    pub flag: String,
+    /// Role (or `proxy`, for flags raised by a NIC or host) that raises it.
+    pub cause_role: String,
+    /// Time, summed over CTAs of the slowest rank.
+    pub us: f64,
+    /// Share of all waiting.
+    pub share: f64,
+}
+
+/// Everything that `predict` tells, named as in CSV columns and JSON.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// From the first rank's launch command to the last write visible anywhere, helpers inside.
+    pub time_us: f64,
+    /// Useful floating-point operations over time, of the busiest rank.
+    pub tflops_per_gpu: f64,
+    /// The compute role alone.
+    pub compute_only_us: f64,
+    /// Communication alone.
+    pub comm_only_us: f64,
+    /// `(compute_only + comm_only - time) / min(compute_only, comm_only)`.
+    pub overlap: f64,
+    /// `time - compute_only`.
+    pub exposed_comm_us: f64,
+    /// The resource with the largest lower bound.
+    pub bound_by: BoundBy,
+    /// That bound.
+    pub bound_us: f64,
+    /// Roles.
+    pub roles: Vec<RoleReport>,
+    /// Wait breakdown, largest first.
+    pub waits: Vec<WaitReport>,
+    /// Bytes that a rank sends to other nodes over time.
+    pub wire_gbs: f64,
+    /// The same with bytes that stay on the node counted too, as expert-parallel benchmarks report it.
+    pub logical_gbs: f64,
+    /// Tasks that completed, over all simulated ranks.
+    pub tasks: u64,
+    /// Events that the engine handled.
+    pub events: u64,
+    /// Ranks that were simulated.
+    pub simulated_ranks: usize,
+}
+
+/// A schedule compiled for a machine; runs any number of splits.
+pub struct Simulation {
+    compiled: Compiled,
+    families: Vec<String>,
+    useful_flops: u64,
+    isolated: bool,
+    nodes: f64,
+}
+
+impl Simulation {
+    /// Compiles a schedule.
+    ///
+    /// # Errors
+    /// [`SimError`] when the schedule's symmetry forbids the execution.
+    pub fn new(schedule: &Schedule, machine: &Machine, config: &Config) -> Result<Self, SimError> {
+        Ok(Self {
+            compiled: Compiled::new(schedule, machine, config)?,
+            families: schedule.flags.iter().map(|f| f.name.clone()).collect(),
+            useful_flops: schedule.useful_flops,
+            isolated: matches!(config.protocol, Protocol::Published { isolated: true, .. }),
+            nodes: f64::from(schedule.cluster.nodes),
+        })
+    }
+
+    /// The compiled form.
+    pub fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
+    /// Runs one form with one split.
+    ///
+    /// # Errors
+    /// [`SimError`] for a split that does not fit and for a run that gets stuck.
+    pub fn run(&self, split: &RoleSplit, form: Form, timeline: bool) -> Result<Run, SimError> {
+        engine::run(&self.compiled, split, form, timeline)
+    }
+
+    /// Time of a split, ps, with what the protocol adds.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`].
+    pub fn time_ps(&self, split: &RoleSplit) -> Result<u64, SimError> {
+        Ok(self.run(split, Form::Whole, false)?.end + self.protocol_ps())
+    }
+
+    fn protocol_ps(&self) -> u64 {
+        if self.isolated { self.compiled.times.isolated } else { 0 }
+    }
+
+    /// Runs one split and its reduced forms.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`].
+    pub fn predict(&self, split: &RoleSplit) -> Result<Prediction, SimError> {
+        let whole = self.run(split, Form::Whole, false)?;
+        let compute = self.run(split, Form::ComputeOnly, false)?.end + self.protocol_ps();
+        let comm = self.run(split, Form::CommOnly, false)?.end + self.protocol_ps();
+        Ok(self.report(split, &whole, compute, comm))
+    }
+
+    fn report(&self, split: &RoleSplit, whole: &Run, compute: u64, comm: u64) -> Prediction {
+        let time = whole.end + self.protocol_ps();
+        let slowest = (0..whole.rank_ends.len()).max_by_key(|&r| (whole.rank_ends[r], Reverse(r))).unwrap_or(0);
+        let overlap = (compute as f64 + comm as f64 - time as f64) / compute.min(comm).max(1) as f64;
+        let (bound_by, bound_us) = self.bound(split, whole);
+        let program = &self.compiled.programs[self.compiled.program_of[slowest] as usize];
+        let put_bytes = program.put_bytes as f64;
+        let wire_gbs = put_bytes / (time as f64 / 1e12) / 1e9;
+        let logical = if self.nodes > 1.0 { self.nodes / (self.nodes - 1.0) } else { 0.0 };
+        Prediction {
+            time_us: us(time),
+            tflops_per_gpu: self.useful_flops as f64 / time as f64,
+            compute_only_us: us(compute),
+            comm_only_us: us(comm),
+            overlap,
+            exposed_comm_us: us(time) - us(compute),
+            bound_by: if bound_us < 0.6 * us(time) { BoundBy::Latency } else { bound_by },
+            bound_us,
+            roles: self.roles(whole, slowest),
+            waits: self.waits(whole, slowest),
+            wire_gbs,
+            logical_gbs: wire_gbs * logical,
+            tasks: whole.tasks,
+            events: whole.events,
+            simulated_ranks: whole.rank_ends.len(),
+        }
+    }
+
+    /// The resource with the largest lower bound on the time, and that bound in us.
+    pub fn bound(&self, split: &RoleSplit, whole: &Run) -> (BoundBy, f64) {
+        let mut best = (BoundBy::Latency, 0.0);
+        let mut offer = |bound: BoundBy, us: f64| {
+            if us > best.1 {
+                best = (bound, us);
+            }
+        };
+        for (r, role) in self.compiled.programs[0].roles.iter().enumerate() {
+            let workers = f64::from(whole.workers[r]).max(1.0);
+            let bound = match role.kind {
+                RoleKind::Compute => BoundBy::Compute,
+                kind => BoundBy::Role(kind),
+            };
+            // CTAs that recycle into a role help it: its own CTAs alone give no bound then.
+            let helped = self.compiled.programs[0].roles.iter().any(|o| o.recycle == r as u32);
+            let workers = if helped { f64::from(self.compiled.times.sms) } else { workers };
+            offer(bound, role.work_ps as f64 / workers / 1e6);
+        }
+        let _ = split;
+        let rails = self.compiled.times.rails;
+        for &(kind, total) in &self.compiled.programs[0].totals {
+            let bound = match kind {
+                ResourceKind::Hbm => BoundBy::Hbm,
+                ResourceKind::Operand | ResourceKind::Chip => BoundBy::Compute,
+                ResourceKind::Egress => BoundBy::NvlinkEgress,
+                ResourceKind::Ingress => BoundBy::NvlinkIngress,
+                ResourceKind::PcieOut | ResourceKind::PcieIn | ResourceKind::NicOut(_) | ResourceKind::NicIn(_) => {
+                    BoundBy::Nic
+                }
+            };
+            offer(bound, total as f64 / self.compiled.capacities[kind.index(rails) as usize] as f64 * 1e6);
+        }
+        let times = &self.compiled.times;
+        let commands = self.compiled.programs[0].puts.len() as f64;
+        offer(BoundBy::Proxy, commands * us(times.post + 2 * times.completion) / f64::from(times.threads));
+        best
+    }
+
+    fn roles(&self, run: &Run, rank: usize) -> Vec<RoleReport> {
+        let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
+        let families = self.families.len();
+        let mut reports = Vec::new();
+        for kind in RoleKind::ALL {
+            let of_kind = || program.roles.iter().enumerate().filter(move |(_, role)| role.kind == kind);
+            if of_kind().all(|(_, role)| role.tasks == 0) {
+                continue;
+            }
+            let ctas = of_kind().map(|(r, role)| run.workers[r] / role.lanes).max().unwrap_or(0);
+            let busy: u64 = of_kind().map(|(r, _)| run.busy[rank][r]).sum();
+            let wait: u64 =
+                of_kind().map(|(r, _)| run.waits[rank][r * families..(r + 1) * families].iter().sum::<u64>()).sum();
+            let lanes = of_kind().map(|(_, role)| role.lanes).max().unwrap_or(1);
+            let present = u64::from(ctas * lanes) * run.end;
+            reports.push(RoleReport {
+                role: kind,
+                ctas,
+                tasks: of_kind().map(|(_, role)| u64::from(role.tasks)).sum(),
+                busy_us: us(busy),
+                wait_us: us(wait),
+                idle_us: us(present.saturating_sub(busy + wait)),
+                utilisation: if present == 0 { 0.0 } else { busy as f64 / present as f64 },
+            });
+        }
+        reports
+    }
+
+    fn waits(&self, run: &Run, rank: usize) -> Vec<WaitReport> {
+        let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
+        let families = self.families.len();
+        let mut by_pair: BTreeMap<(RoleKind, usize), u64> = BTreeMap::new();
+        for (r, role) in program.roles.iter().enumerate() {
+            for family in 0..families {
+                *by_pair.entry((role.kind, family)).or_default() += run.waits[rank][r * families + family];
+            }
+        }
+        let total: u64 = by_pair.values().sum();
+        let mut reports: Vec<WaitReport> = by_pair
+            .into_iter()
+            .filter(|&(_, ps)| ps > 0)
+            .map(|((role, family), ps)| {
+                let (raiser, by_put) = self.compiled.raisers[family];
+                WaitReport {
+                    role,
+                    flag: self.families[family].clone(),
+                    cause_role: if by_put { "proxy".into() } else { raiser.map_or("none".into(), |r| r.name().into()) },
+                    us: us(ps),
+                    share: ps as f64 / total as f64,
+                }
+            })
+            .collect();
+        reports.sort_by(|a, b| b.us.total_cmp(&a.us));
+        reports
+    }
+}
+
+fn us(ps: u64) -> f64 {
+    ps as f64 / 1e6
+}
+
+/// Predicts one run. See [`Simulation`] to run many splits of one schedule.
+///
+/// # Errors
+/// As [`Simulation::new`] and [`Simulation::run`].
+pub fn predict(
+    schedule: &Schedule,
+    machine: &Machine,
+    split: &RoleSplit,
+    config: &Config,
+) -> Result<Prediction, SimError> {
+    Simulation::new(schedule, machine, config)?.predict(split)
+}

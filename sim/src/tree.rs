@@ -1,0 +1,66 @@
+//! The next event of every rank: a winner tree over their next times.
+//!
+//! Each rank keeps its own few sources of events (classes of flows, a small heap of timers); the tree finds the ranks
+//! whose next time is the smallest. An update costs the logarithm of the number of ranks, whatever the number of live
+//! tasks, and ties come out in rank order.
+
+use crate::share::NEVER;
+
+/// Winner tree over `n` times, all [`NEVER`] at first.
+pub struct Tree {
+    leaves: usize,
+    nodes: Vec<u64>,
+}
+
+impl Tree {
+    /// A tree for `n` ranks.
+    pub fn new(n: usize) -> Self {
+        let leaves = n.next_power_of_two();
+        Self { leaves, nodes: vec![NEVER; 2 * leaves] }
+    }
+
+    /// The smallest time.
+    pub fn min(&self) -> u64 {
+        self.nodes[1]
+    }
+
+    /// The time of a rank.
+    pub fn get(&self, rank: usize) -> u64 {
+        self.nodes[self.leaves + rank]
+    }
+
+    /// Sets the time of a rank.
+    pub fn set(&mut self, rank: usize, time: u64) {
+        let mut node = self.leaves + rank;
+        if self.nodes[node] == time {
+            return;
+        }
+        self.nodes[node] = time;
+        while node > 1 {
+            node /= 2;
+            let min = self.nodes[2 * node].min(self.nodes[2 * node + 1]);
+            if self.nodes[node] == min {
+                break;
+            }
+            self.nodes[node] = min;
+        }
+    }
+
+    /// Appends the ranks whose time is `time`, in order.
+    pub fn ranks_at(&self, time: u64, ranks: &mut Vec<u32>) {
+        self.descend(1, time, ranks);
+    }
+
+    fn descend(&self, node: usize, time: u64, ranks: &mut Vec<u32>) {
+        if self.nodes[node] != time {
+            // A parent is the minimum of its children: no leaf below has a smaller time, and this subtree's is larger.
+            return;
+        }
+        if node >= self.leaves {
+            ranks.push((node - self.leaves) as u32);
+        } else {
+            self.descend(2 * node, time, ranks);
+            self.descend(2 * node + 1, time, ranks);
+        }
+    }
+}
