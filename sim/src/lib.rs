@@ -14,6 +14,7 @@ pub mod machine;
 pub mod predict;
 pub mod share;
 pub mod tree;
+pub mod tune;
 
 pub use machine::Machine;
 pub use predict::{Config, Execution, Prediction, Protocol, Simulation, predict};
@@ -93,6 +94,9 @@ pub enum SimError {
         /// Why.
         why: &'static str,
     },
+    /// No legal split leaves a CTA for every role with work.
+    #[error("no split gives every role with work a CTA on this machine")]
+    NoSplit,
     /// Every CTA waits.
     #[error("stuck at {at_us:.3} us, {} CTAs wait{}", blocked.len(), blocked.first().map_or(String::new(), |b| format!("; first: {b}")))]
     Stuck {

@@ -200,7 +200,8 @@ impl Simulation {
         Ok(self.run(split, Form::Whole, false)?.end + self.protocol_ps())
     }
 
-    fn protocol_ps(&self) -> u64 {
+    /// What the protocol adds to every run, ps.
+    pub(crate) fn protocol_ps(&self) -> u64 {
         if self.isolated { self.compiled.times.isolated } else { 0 }
     }
 
