@@ -391,6 +391,7 @@ impl Plan {
                 chosen.extend((0..topk).map(|j| ((token * topk + j) % experts) as u32));
             }),
             _ => {
+                // The published bench draws by one random weight vector; that it is uniform is assumed.
                 let mut random = SplitMix64(seed);
                 let weights: Vec<f64> = (0..experts).map(|_| random.open_unit()).collect();
                 let urn = Urn::new(weights);
