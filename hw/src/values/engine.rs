@@ -13,7 +13,8 @@ use super::report::{ExecError, TaskRef};
 use super::{Config, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 use tilewire_kernels::schedule::{
-    Access, At, Claim, CollectiveKind, CtaCount, Flag, Gate, GatherEntry, Launch, Op, Publish, Region, Role, Signal, Task, Wait,
+    Access, At, Claim, CollectiveKind, CtaCount, Flag, Gate, GatherEntry, Launch, Op, Publish, Region, Role, Signal,
+    Task, Wait,
 };
 use tilewire_kernels::{Blocked, Rank, RoleKind, Schedule};
 

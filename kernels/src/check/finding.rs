@@ -107,10 +107,10 @@ pub enum Problem {
         /// Highest level that a task waits for.
         need: u32,
     },
-    /// A flag that is raised and that nobody waits for.
+    /// A flag family that SMs raise and that nobody waits for.
     Unawaited {
-        /// The flag.
-        flag: FlagAt,
+        /// Family.
+        family: String,
     },
     /// An arrival word that does not belong to one put.
     ArrivedAgain {
@@ -194,7 +194,7 @@ impl fmt::Display for Problem {
             Self::OverSatisfied { flag, have, need } => {
                 write!(f, "all signals to {flag} add up to {have}, its last waiter asks for {need}: it may run early")
             }
-            Self::Unawaited { flag } => write!(f, "nobody waits for {flag}"),
+            Self::Unawaited { family } => write!(f, "flag family {family} is raised, but nobody waits for it"),
             Self::ArrivedAgain { flag, have } => {
                 write!(f, "arrival word {flag} is raised {have} times in a run, it must belong to one put")
             }

@@ -23,6 +23,7 @@ struct Sum {
 pub(super) fn check(schedule: &Schedule, compact: &Compact, findings: &mut Vec<Finding>) {
     let mut sums = vec![Sum::default(); compact.flags_per_class as usize * compact.classes.len()];
     let mut raisers = vec![[false; 3]; schedule.flags.len()];
+    let mut awaited = vec![false; schedule.flags.len()];
     for task in 0..compact.tasks.len() as u32 {
         for signal in compact.signals_of(task) {
             let sum = &mut sums[signal.flag as usize];
@@ -32,6 +33,7 @@ pub(super) fn check(schedule: &Schedule, compact: &Compact, findings: &mut Vec<F
         }
         for wait in compact.waits_of(task) {
             let wait = compact.waits[wait];
+            awaited[compact.family_of(wait.flag).0] = true;
             for i in 0..wait.count {
                 let sum = &mut sums[(wait.flag + i * wait.stride) as usize];
                 if wait.at_least > sum.level {
@@ -54,8 +56,13 @@ pub(super) fn check(schedule: &Schedule, compact: &Compact, findings: &mut Vec<F
             let family = schedule.flags[family].name.clone();
             findings.push(Finding::fatal(None, Problem::MixedRaisers { family, raisers: names.join(" and ") }));
         }
+        // Of a family that some wait for, single flags may be raised in vain: an expert that gets no token from a rank.
+        if kinds[Raiser::Sm as usize] && !awaited[family] {
+            let family = schedule.flags[family].name.clone();
+            findings.push(Finding::hazard(None, Problem::Unawaited { family }));
+        }
     }
-    let mut shown = [0; 4];
+    let mut shown = [0; 3];
     let mut report = |kind: usize, finding: &dyn Fn() -> Finding| {
         shown[kind] += 1;
         if shown[kind] <= SHOWN {
@@ -83,8 +90,6 @@ pub(super) fn check(schedule: &Schedule, compact: &Compact, findings: &mut Vec<F
             report(1, &|| named(waiter, Problem::Unreachable { flag: at(), have, need }));
         } else if need > 0 && have > u64::from(need) && !sum.chain && !host {
             report(2, &|| named(waiter, Problem::OverSatisfied { flag: at(), have, need }));
-        } else if need == 0 && !nic && !host {
-            report(3, &|| Finding::hazard(Some(name_of(schedule, compact, raiser)), Problem::Unawaited { flag: at() }));
         }
     }
 }

@@ -10,11 +10,11 @@ pub const CLUSTERS: [(u16, u16); 8] = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (
 
 /// Options that make small shapes legal, where a kernel lists them.
 const SMALL: &[(&str, &str)] = &[
-    ("tile_m", "16"),
-    ("tile_n", "32"),
-    ("tile_k", "16"),
-    ("tile_q", "16"),
-    ("tile_kv", "16"),
+    ("tile_m", "8"),
+    ("tile_n", "16"),
+    ("tile_k", "8"),
+    ("tile_q", "8"),
+    ("tile_kv", "8"),
     ("chunk_tiles", "2"),
     ("chunk_rows", "16"),
     ("slice_tokens", "4"),
@@ -39,12 +39,12 @@ impl Case {
 fn problems(kind: ProblemKind, cluster: Cluster) -> Vec<Problem> {
     let ranks = cluster.ranks() as u64;
     match kind {
-        ProblemKind::Gemm => [32, 64, 128].map(|rows| Problem::Gemm { m: rows * ranks, n: 128, k: 64 }).to_vec(),
+        ProblemKind::Gemm => [16, 32, 64].map(|rows| Problem::Gemm { m: rows * ranks, n: 64, k: 32 }).to_vec(),
         ProblemKind::Moe => [(16, 2), (32, 2), (32, 1)]
             .map(|(tokens, experts)| Problem::Moe {
                 tokens: tokens * ranks,
-                hidden: 64,
-                inter: 64,
+                hidden: 32,
+                inter: 32,
                 topk: if ranks * experts == 1 { 1 } else { 2 },
                 experts: experts * ranks,
             })
