@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ag_gemm;
+pub mod baseline;
 pub mod blocked;
 pub mod check;
 pub mod cluster;
@@ -23,6 +24,7 @@ mod reference;
 pub mod ring_attention;
 pub mod schedule;
 
+pub use baseline::baseline;
 pub use blocked::Blocked;
 pub use cluster::{Cluster, Fabric, Offset, Rank};
 pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
