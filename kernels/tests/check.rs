@@ -501,6 +501,18 @@ fn a_collective_that_a_rank_does_not_have_never_runs() {
 }
 
 #[test]
+fn findings_serialise_with_their_values() {
+    let lists = vec![vec![raises(3), sync().wait(Wait::on(F, 3, 2))]];
+    let found = findings(&schedule((1, 1), &[Claim::Ticket], lists));
+    let json = serde_json::to_value(&found[0]).expect("plain data");
+    assert_eq!(json["severity"], "fatal");
+    assert_eq!(json["at"]["task"], 1);
+    assert_eq!(json["problem"]["unreachable"]["need"], 2);
+    let shape = schedule((1, 1), &[Claim::Ticket], vec![vec![raises(64)]]);
+    assert_eq!(serde_json::to_value(findings(&shape)).expect("plain data")[0]["problem"]["shape"]["slot"]["slot"], 64);
+}
+
+#[test]
 fn more_flags_than_indices_are_told() {
     let mut schedule = schedule((1, 1), &[Claim::Ticket], vec![vec![]]);
     schedule.flags[0].slots = u32::MAX;

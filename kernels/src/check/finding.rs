@@ -71,7 +71,8 @@ pub struct CycleStep {
 }
 
 /// What is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Problem {
     /// A task breaks a rule of its own.
     Shape(ShapeError),
@@ -168,7 +169,7 @@ pub enum Problem {
 }
 
 /// One finding of the checker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Fatal or hazard.
     pub severity: Severity,
