@@ -329,6 +329,10 @@ fn the_checker_knows_exactly_which_mutants_get_stuck() {
     let sets = [OptionSet::Tilewire, OptionSet::Published];
     for case in sets.iter().flat_map(|&set| small_cases(set, &[(1, 2), (2, 2), (3, 1)])) {
         for mutant in mutants(&case) {
+            // Where bytes lie holds nobody back.
+            if matches!(mutant.mutation, Mutation::ShiftRegion(_) | Mutation::Early(_)) {
+                continue;
+            }
             let mut schedule = broken(&case, mutant);
             // The checker does not count on lanes.
             schedule.launches.iter_mut().flat_map(|launch| &mut launch.roles).for_each(|role| role.lanes = 1);
@@ -340,7 +344,8 @@ fn the_checker_knows_exactly_which_mutants_get_stuck() {
             if has_fatal(&findings) && !expected && findings.iter().any(|f| matches!(f.problem, Problem::Shape(_))) {
                 continue;
             }
-            let got = match run(&schedule, case.kernel, &case.spec, &config(0, 1)) {
+            let config = Config { check_races: false, ..config(0, 1) };
+            let got = match run(&schedule, case.kernel, &case.spec, &config) {
                 Err(ExecError::Stuck { .. }) => true,
                 Err(ExecError::RaisedTwice { .. }) => continue,
                 _ => false,
