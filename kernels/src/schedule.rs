@@ -600,7 +600,8 @@ impl Op {
 }
 
 /// How an op touches a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Reads it.
     Read,
