@@ -26,7 +26,7 @@ pub fn check_residency(schedule: &Schedule, split: &RoleSplit, sms: u32) -> Opti
             let of = |role: &Role| match role.ctas {
                 CtaCount::FromSplit => split.get(role.kind),
                 CtaCount::Fixed(ctas) => ctas,
-                CtaCount::AllBut(spared) => 1 + spared,
+                CtaCount::AllBut(_) => 1,
             };
             launch.roles.iter().map(|role| u64::from(of(role))).sum()
         })
