@@ -11,9 +11,11 @@
 #![forbid(unsafe_code)]
 
 pub mod ag_gemm;
+pub mod baseline;
 pub mod blocked;
 pub mod check;
 pub mod cluster;
+pub mod encode;
 pub mod gemm_ar;
 pub mod gemm_rs;
 pub mod kernel;
@@ -22,9 +24,12 @@ pub mod options;
 mod reference;
 pub mod ring_attention;
 pub mod schedule;
+pub mod text;
 
+pub use baseline::baseline;
 pub use blocked::Blocked;
 pub use cluster::{Cluster, Fabric, Offset, Rank};
+pub use encode::{ScheduleHash, schedule_hash};
 pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
 pub use options::{OptionSet, Options};
 pub use schedule::{RoleKind, RoleSplit, Schedule, Task};

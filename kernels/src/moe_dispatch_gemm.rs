@@ -23,7 +23,7 @@
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
     BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, divides,
-    drain, fits_u32, main_loop, publish,
+    drain, fits_u32, lcm, main_loop, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -47,6 +47,9 @@ const ROWS: FamilyId = FamilyId(2);
 /// Largest width, and number of experts: keeps every byte offset far inside 64 bits.
 const MAX_SIZE: u64 = 1 << 20;
 
+/// The words of the `routing` option.
+pub(crate) const ROUTING_WORDS: &[&str] = &["rotated", "uniform", "multinomial"];
+
 /// MoE dispatch + grouped GEMM.
 pub struct MoeDispatchGemm;
 
@@ -61,7 +64,7 @@ const OPTIONS: &[OptionSpec] = &[
         name: "routing",
         doc: "Experts of a token: one rank's draw rotated to the others (symmetric), round robin, or drawn by one \
               random weight per expert (uneven).",
-        values: Values::Words(&["rotated", "uniform", "multinomial"]),
+        values: Values::Words(ROUTING_WORDS),
     },
     OptionSpec {
         name: "routing_seed",
@@ -161,11 +164,9 @@ impl Kernel for MoeDispatchGemm {
 
     fn build(&self, spec: &Spec) -> Result<Schedule, BuildError> {
         let plan = Plan::new(spec)?;
-        let (remote, gpus) = (plan.nodes - 1, plan.gpus);
-        let ready = remote * gpus * if plan.prefix { 1 } else { plan.chunks };
         let flags = vec![
-            FlagFamily { name: "arrived".into(), slots: (remote * plan.chunks) as u32 },
-            FlagFamily { name: "ready".into(), slots: fits_u32(NAME, "ready flags", ready)? },
+            FlagFamily { name: "arrived".into(), slots: ((plan.nodes - 1) * plan.chunks) as u32 },
+            FlagFamily { name: "ready".into(), slots: plan.ready_flags() as u32 },
             FlagFamily { name: "rows".into(), slots: plan.max_blocks as u32 },
         ];
         Ok(Schedule {
@@ -247,13 +248,14 @@ impl Kernel for MoeDispatchGemm {
 /// A token that chose an expert, seen from the expert's rank.
 #[derive(Clone, Copy)]
 struct Guest {
-    /// Local expert.
-    expert: u32,
     /// Offset of the rank that holds it.
     home: Offset,
     /// Its number there.
     token: u32,
 }
+
+/// Guests of each expert of a rank.
+type Guests = Vec<Vec<Guest>>;
 
 /// A row block of the output, in the order of the output.
 struct Block {
@@ -270,6 +272,25 @@ struct Layout {
     blocks: Vec<Block>,
     /// Indices of blocks in the order of work.
     order: Vec<u32>,
+    /// Highest level that a gather waits for, by ready flag: with prefix counters a number of chunks, else 0 or 1.
+    ready_levels: Vec<u32>,
+}
+
+/// What the output rows of a rank hold, for the unfused form of this kernel.
+pub(crate) struct OutputRows {
+    /// Per output row: GPU offset of the token's home, node offset times tokens of a rank plus number of the token.
+    pub table: Vec<Option<GatherEntry>>,
+    /// Local expert of each row block.
+    pub experts: Vec<u32>,
+}
+
+/// The output rows under a spec: one for all ranks, or one per rank.
+pub(crate) fn output_rows(spec: &Spec) -> Result<Vec<OutputRows>, BuildError> {
+    let rows = |layout: Layout| OutputRows {
+        table: layout.table,
+        experts: layout.blocks.iter().map(|block| block.expert).collect(),
+    };
+    Ok(Plan::new(spec)?.layouts.into_iter().map(rows).collect())
 }
 
 /// Sizes derived from a spec, and the routing.
@@ -343,7 +364,11 @@ impl Plan {
         fits_u32(NAME, "tokens times topk, padded", choices.saturating_add(experts / ranks * bm))?;
         let local_tokens = tokens / ranks;
         let chunks = (local_tokens * hidden * 2).div_ceil(put_bytes);
-        fits_u32(NAME, "arrived flags (puts of a rank)", u64::from(spec.cluster.nodes - 1) * chunks)?;
+        fits_u32(
+            NAME,
+            "ready flags (chunks landed in a node)",
+            (ranks - u64::from(spec.cluster.gpus_per_node)) * chunks,
+        )?;
         let ticket = options.word("claim") == "ticket";
         let recycle = options.flag("recycle");
         if recycle && !ticket {
@@ -386,6 +411,7 @@ impl Plan {
                 chosen.extend((0..topk).map(|j| ((token * topk + j) % experts) as u32));
             }),
             _ => {
+                // The published bench draws by one random weight vector; that it is uniform is assumed.
                 let mut random = SplitMix64(seed);
                 let weights: Vec<f64> = (0..experts).map(|_| random.open_unit()).collect();
                 let urn = Urn::new(weights);
@@ -398,65 +424,82 @@ impl Plan {
     }
 
     /// Draws the experts of one rank's tokens, by offset from that rank, and rotates them: every rank gets the same.
-    fn rotated(&self, seed: u64) -> Vec<Vec<Guest>> {
+    fn rotated(&self, seed: u64) -> Vec<Guests> {
         let experts = self.cluster.ranks() as u64 * self.local_experts;
         let urn = Urn::new(vec![1.0; experts as usize]);
-        let (mut random, mut chosen, mut guests) = (SplitMix64(seed), Vec::new(), Vec::new());
-        for token in 0..self.local_tokens {
+        let (mut random, mut chosen) = (SplitMix64(seed), Vec::new());
+        let mut guests = vec![Vec::new(); self.local_experts as usize];
+        for token in 0..self.local_tokens as u32 {
             chosen.clear();
             urn.draw(self.topk as usize, &mut random, &mut chosen);
-            guests.extend(chosen.iter().map(|&expert| {
-                let (owner, expert) = (u64::from(expert) / self.local_experts, u64::from(expert) % self.local_experts);
-                let owner = self.cluster.rank(owner as usize);
+            for &expert in &chosen {
+                let owner = self.cluster.rank(u64::from(expert) as usize / self.local_experts as usize);
                 let home = self.cluster.negate(Offset { dn: owner.node, dg: owner.gpu });
-                Guest { expert: expert as u32, home, token: token as u32 }
-            }));
+                guests[expert as usize % self.local_experts as usize].push(Guest { home, token });
+            }
         }
         vec![guests]
     }
 
     /// Guests of every rank from the experts of every token.
-    fn by_token(&self, mut choose: impl FnMut(u64, &mut Vec<u32>)) -> Vec<Vec<Guest>> {
-        let mut guests = vec![Vec::new(); self.cluster.ranks()];
+    fn by_token(&self, mut choose: impl FnMut(u64, &mut Vec<u32>)) -> Vec<Guests> {
+        let local_experts = self.local_experts as usize;
+        let mut guests = vec![vec![Vec::new(); local_experts]; self.cluster.ranks()];
         let mut chosen = Vec::new();
         for (number, from) in self.cluster.iter().enumerate() {
+            let homes: Vec<Offset> = self.cluster.iter().map(|owner| self.cluster.offset(owner, from)).collect();
             for token in 0..self.local_tokens {
                 chosen.clear();
                 choose(number as u64 * self.local_tokens + token, &mut chosen);
                 for &expert in &chosen {
-                    let owner = (u64::from(expert) / self.local_experts) as usize;
-                    let home = self.cluster.offset(self.cluster.rank(owner), from);
-                    let expert = (u64::from(expert) % self.local_experts) as u32;
-                    guests[owner].push(Guest { expert, home, token: token as u32 });
+                    let (owner, expert) = (expert as usize / local_experts, expert as usize % local_experts);
+                    guests[owner][expert].push(Guest { home: homes[owner], token: token as u32 });
                 }
             }
         }
         guests
     }
 
-    fn lay_out(&self, mut guests: Vec<Guest>) -> Layout {
+    fn lay_out(&self, guests: Guests) -> Layout {
         let bm = self.tile[0] as usize;
-        guests.sort_unstable_by_key(|guest| {
-            let remote = guest.home.dn != 0;
-            let chunk = if remote && self.by_arrival { self.last_chunk(u64::from(guest.token)) } else { 0 };
-            (guest.expert, remote, chunk, guest.home, guest.token)
-        });
+        let last_chunk = |guest: &Guest| self.last_chunk(u64::from(guest.token));
         let (mut table, mut blocks) = (Vec::new(), Vec::new());
-        for of_expert in guests.chunk_by(|a, b| a.expert == b.expert) {
-            for rows in of_expert.chunks(bm) {
+        for (expert, mut guests) in guests.into_iter().enumerate() {
+            // A stable sort, which is fast here: the list is a few sorted runs.
+            guests.sort_by_key(|guest| {
+                let remote = guest.home.dn != 0;
+                (remote, if remote && self.by_arrival { last_chunk(guest) } else { 0 }, guest.home, guest.token)
+            });
+            for rows in guests.chunks(bm) {
                 table.extend(rows.iter().map(|guest| {
                     let row = u64::from(guest.home.dn) * self.local_tokens + u64::from(guest.token);
                     Some(GatherEntry { dg: guest.home.dg, row: row as u32 })
                 }));
                 table.resize(table.len().next_multiple_of(bm), None);
-                let latest = rows.iter().filter(|g| g.home.dn != 0).map(|g| self.last_chunk(u64::from(g.token))).max();
+                let latest = rows.iter().filter(|guest| guest.home.dn != 0).map(last_chunk).max();
                 let pass = latest.map_or(0, |chunk| 1 + chunk * self.remote_passes / self.chunks);
-                blocks.push(Block { expert: rows[0].expert, pass: pass as u32 });
+                blocks.push(Block { expert: expert as u32, pass: pass as u32 });
             }
         }
         let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
         order.sort_by_key(|&block| blocks[block as usize].pass);
-        Layout { table, blocks, order }
+        let mut layout = Layout { table, blocks, order, ready_levels: vec![0; self.ready_flags() as usize] };
+        let (mut slots, mut waits) = (Vec::new(), Vec::new());
+        for entries in layout.table.chunks(self.slice_tokens as usize) {
+            waits.clear();
+            self.arrival_waits(entries, &mut slots, &mut waits);
+            for wait in &waits {
+                for slot in wait.slots() {
+                    let level = &mut layout.ready_levels[slot as usize];
+                    *level = wait.at_least.max(*level);
+                }
+            }
+        }
+        layout
+    }
+
+    const fn ready_flags(&self) -> u64 {
+        (self.nodes - 1) * self.gpus * if self.prefix { 1 } else { self.chunks }
     }
 
     fn layout(&self, rank: Rank) -> &Layout {
@@ -530,7 +573,7 @@ impl Plan {
         (if self.prefix { sender } else { sender * self.chunks + chunk }) as u32
     }
 
-    fn notice_tasks(&self, sink: &mut dyn FnMut(Task)) {
+    fn notice_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
         for chunk in 0..self.chunks {
             for dn in 1..self.nodes {
                 let mut task = Task::new(Op::Sync).wait(Wait::on(ARRIVED, ((dn - 1) * self.chunks + chunk) as u32, 1));
@@ -539,9 +582,15 @@ impl Plan {
                     task.waits.push(Wait::on(READY, self.ready_slot(dn, 0, 0), chunk as u32));
                 }
                 for dg in 0..self.gpus {
+                    let to = Offset::local(dg as u16);
                     // Seen from there I am -dg further.
                     let slot = self.ready_slot(dn, (self.gpus - dg) % self.gpus, chunk);
-                    task.signals.push(Signal::one(At::local(dg as u16), READY, slot));
+                    let level = self.layout(self.cluster.at(rank, to)).ready_levels[slot as usize];
+                    let gathers = u64::from(level) > if self.prefix { chunk } else { 0 };
+                    let next_notice = self.prefix && dg == 0 && chunk + 1 < self.chunks;
+                    if gathers || next_notice {
+                        task.signals.push(Signal::one(At::Offset(to), READY, slot));
+                    }
                 }
                 sink(task);
             }
@@ -550,7 +599,7 @@ impl Plan {
 
     fn gather_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
         let (bm, layout) = (self.tile[0], self.layout(rank));
-        let mut slots = Vec::new();
+        let (mut slots, mut waits) = (Vec::new(), Vec::new());
         for &block in &layout.order {
             for start in (0..bm).step_by(self.slice_tokens as usize).map(|row| u64::from(block) * bm + row) {
                 let entries = &layout.table[start as usize..(start + self.slice_tokens) as usize];
@@ -567,14 +616,16 @@ impl Plan {
                     load_store_overlap: self.load_store_overlap,
                 })
                 .signal(Signal { add: self.slice_tokens as u32, ..Signal::one(At::ME, ROWS, block) });
-                self.arrival_waits(entries, &mut slots, &mut task);
+                waits.clear();
+                self.arrival_waits(entries, &mut slots, &mut waits);
+                task.waits.extend(waits.iter().copied());
                 sink(task);
             }
         }
     }
 
     /// What the landed rows among `entries` wait for.
-    fn arrival_waits(&self, entries: &[Option<GatherEntry>], slots: &mut Vec<u32>, task: &mut Task) {
+    fn arrival_waits(&self, entries: &[Option<GatherEntry>], slots: &mut Vec<u32>, waits: &mut Vec<Wait>) {
         let landed = entries.iter().flatten().filter_map(|entry| {
             let (dn, token) = (u64::from(entry.row) / self.local_tokens, u64::from(entry.row) % self.local_tokens);
             (dn != 0).then_some((dn, u64::from(entry.dg), token))
@@ -583,7 +634,7 @@ impl Plan {
             // One level for all senders: tokens are in the order of their chunks, which senders send in step.
             if let Some(chunk) = landed.map(|(_, _, token)| self.last_chunk(token)).max() {
                 let senders = ((self.nodes - 1) * self.gpus) as u32;
-                task.waits.push(Wait::run(READY, 0, senders, 1, chunk as u32 + 1, Gate::Start));
+                waits.push(Wait::run(READY, 0, senders, 1, chunk as u32 + 1, Gate::Start));
             }
             return;
         }
@@ -595,7 +646,7 @@ impl Plan {
         slots.sort_unstable();
         slots.dedup();
         for run in slots.chunk_by(|a, b| a + 1 == *b) {
-            task.waits.push(Wait::run(READY, run[0], run.len() as u32, 1, 1, Gate::Start));
+            waits.push(Wait::run(READY, run[0], run.len() as u32, 1, 1, Gate::Start));
         }
     }
 
@@ -630,21 +681,13 @@ impl TaskSource for Plan {
             0 => self.compute_tasks(rank, sink),
             1 => self.gather_tasks(rank, sink),
             2 => self.send_tasks(sink),
-            _ => self.notice_tasks(sink),
+            _ => self.notice_tasks(rank, sink),
         }
     }
 
     fn table(&self, rank: Rank) -> Vec<Option<GatherEntry>> {
         self.layout(rank).table.clone()
     }
-}
-
-const fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 /// SplitMix64. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.

@@ -28,12 +28,12 @@
 
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, Element, Expected, Kernel, Problem, ProblemKind, Slice, Spec, divides, fits_u32, publish,
+    BuildError, Element, Expected, Kernel, Problem, ProblemKind, Slice, Spec, divides, fits_u32, lcm, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
-    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch, Op,
-    Partial, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, Wait,
+    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch,
+    MainLoop, Op, Partial, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, Wait,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -258,14 +258,6 @@ fn default_chunk_rows(published: bool, problem: &Problem, cluster: Cluster) -> u
     let rows = seq / cluster.ranks() as u64;
     let divisor = |step: u64| (step..=limit).rev().find(|c| c % step == 0 && rows > 0 && rows.is_multiple_of(*c));
     divisor(128).or_else(|| divisor(1)).unwrap_or(limit)
-}
-
-const fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 /// Sizes that both forms share.
@@ -568,6 +560,7 @@ impl TrueRing {
                         last,
                         tile: [bq as u16, bkv as u16],
                         stages: shape.stages,
+                        main_loop: MainLoop::Pipelined,
                     });
                     for v in 0..2 {
                         task.waits.extend(self.filled(source, head, v * self.chunks, self.chunks, Gate::KStep));
@@ -754,7 +747,7 @@ impl Landing {
 
     fn launches(&self) -> Vec<Launch> {
         let all_sms =
-            Role { kind: RoleKind::Compute, ctas: CtaCount::AllSms, lanes: 1, claim: Claim::Ticket, recycle: None };
+            Role { kind: RoleKind::Compute, ctas: CtaCount::AllBut(0), lanes: 1, claim: Claim::Ticket, recycle: None };
         let mut stage = 0;
         let mut merge = 0;
         let launch = |(i, step): (usize, &Step)| {
@@ -880,6 +873,7 @@ impl Landing {
                     last: true,
                     tile: [bq as u16, bkv as u16],
                     stages: shape.stages,
+                    main_loop: MainLoop::WaitEachStep,
                 }));
             }
         }

@@ -295,7 +295,7 @@ pub enum Drain {
     Visible,
 }
 
-/// How the main loop of a GEMM tile issues its matrix instructions.
+/// How the main loop of a tile issues its matrix instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MainLoop {
@@ -425,6 +425,8 @@ pub enum Op {
         tile: [u16; 2],
         /// KV stages in shared memory.
         stages: u8,
+        /// Loop over the KV blocks.
+        main_loop: MainLoop,
     },
     /// Combines partial attention results of the same Q block by their log-sum-exps.
     AttentionMerge {
@@ -598,7 +600,8 @@ impl Op {
 }
 
 /// How an op touches a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Reads it.
     Read,
@@ -744,8 +747,19 @@ pub enum CtaCount {
     FromSplit,
     /// The same for every split (helper launches).
     Fixed(u32),
-    /// All SMs of the GPU that the other roles of the launch leave (one-task-per-block grids, baselines).
-    AllSms,
+    /// All SMs of the GPU that the other roles of the launch leave, less so many that are left to a launch that runs
+    /// beside this one (one-task-per-block grids, baselines).
+    AllBut(u32),
+}
+
+impl CtaCount {
+    /// For a count that depends on the GPU: SMs that it leaves to other launches.
+    pub const fn spared(self) -> Option<u32> {
+        match self {
+            Self::FromSplit | Self::Fixed(_) => None,
+            Self::AllBut(sms) => Some(sms),
+        }
+    }
 }
 
 /// How CTAs (or lanes) of a role take tasks.

@@ -7,12 +7,12 @@
 use crate::SimError;
 use crate::engine::UNWATCHED;
 use crate::machine::{Machine, PeerPath};
-use crate::predict::{Config, Execution, Protocol};
+use crate::predict::{Clock, Config, Execution, Protocol};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use tilewire_kernels::schedule::{
-    At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Task, WriteMode,
+    At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Role, Task, WriteMode,
 };
 use tilewire_kernels::{Cluster, Offset, Rank, RoleKind, Schedule};
 
@@ -35,9 +35,7 @@ pub enum Form {
 pub enum ResourceKind {
     /// HBM, reads and writes.
     Hbm,
-    /// Operand loads of all SMs.
-    Operand,
-    /// Matrix throughput of the chip, FLOP/s.
+    /// Power of the chip, as FLOP/s of matrix work at full clock.
     Chip,
     /// NVLink out.
     Egress,
@@ -58,20 +56,19 @@ impl ResourceKind {
     pub const fn index(self, rails: u32) -> u32 {
         match self {
             Self::Hbm => 0,
-            Self::Operand => 1,
-            Self::Chip => 2,
-            Self::Egress => 3,
-            Self::Ingress => 4,
-            Self::PcieOut => 5,
-            Self::PcieIn => 6,
-            Self::NicOut(rail) => 7 + rail as u32,
-            Self::NicIn(rail) => 7 + rails + rail as u32,
+            Self::Chip => 1,
+            Self::Egress => 2,
+            Self::Ingress => 3,
+            Self::PcieOut => 4,
+            Self::PcieIn => 5,
+            Self::NicOut(rail) => 6 + rail as u32,
+            Self::NicIn(rail) => 6 + rails + rail as u32,
         }
     }
 
     /// Resources of a rank.
     pub const fn count(rails: u32) -> u32 {
-        7 + 2 * rails
+        6 + 2 * rails
     }
 }
 
@@ -232,6 +229,8 @@ pub struct RoleC {
     pub work_ps: u128,
     /// Start of a block, for one-task-per-block grids.
     pub block_ps: u64,
+    /// Its tasks are collectives: all CTAs work on each of them.
+    pub collective: bool,
 }
 
 /// A launch.
@@ -278,6 +277,8 @@ pub struct Compiled {
     pub programs: Vec<Program>,
     /// Launches, the same for all ranks.
     pub launches: Vec<LaunchC>,
+    /// Pairs of launches that may run side by side, the earlier one first.
+    pub side_by_side: Vec<(u32, u32)>,
     /// Cost records.
     pub costs: Vec<CostRecord>,
     /// Class templates.
@@ -292,8 +293,8 @@ pub struct Compiled {
     pub raisers: Vec<(Option<RoleKind>, bool)>,
     /// Timing constants.
     pub times: Times,
-    /// Capacities of one rank's resources.
-    pub capacities: Vec<u64>,
+    /// Capacity and base demand of one rank's resources.
+    pub capacities: Vec<(u64, u64)>,
     /// Put arrivals count as satisfied from the start.
     pub stale_arrivals: bool,
 }
@@ -392,13 +393,13 @@ struct Where {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum CostKey {
     Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
-    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, first: bool, library: bool },
+    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
     Merge { bytes: u64 },
     Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
     Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
     Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
     Put,
-    Collective { kind: CollectiveKind, bytes: u64 },
+    Collective { kind: CollectiveKind, bytes: u64, ctas: u32 },
     Fill { dst: Where },
     Sync,
 }
@@ -428,6 +429,15 @@ fn spread(bytes: u64, work: u64) -> u64 {
         return 0;
     }
     ((u128::from(bytes) * 1_000_000_000_000 + u128::from(work / 2)) / u128::from(work)) as u64
+}
+
+/// The section of a machine file that describes a main loop.
+const fn loop_name(main_loop: MainLoop) -> &'static str {
+    match main_loop {
+        MainLoop::WaitEachStep => "wait_each_step",
+        MainLoop::Pipelined => "pipelined",
+        MainLoop::Library => "library",
+    }
 }
 
 struct Compiler<'a> {
@@ -607,12 +617,7 @@ impl Compiler<'_> {
                 simple(Work::Put, forms)
             }
             CostKey::Gemm { tile, steps, misses, main_loop, drain, outs } => {
-                let name = match main_loop {
-                    MainLoop::WaitEachStep => "wait_each_step",
-                    MainLoop::Pipelined => "pipelined",
-                    MainLoop::Library => "library",
-                };
-                let gemm = &machine.gemm[name];
+                let gemm = &machine.gemm[loop_name(*main_loop)];
                 let [bm, bn, bk] = tile.map(u64::from);
                 let step = (2.0 * (bm * bn * bk) as f64 / gemm.sm_tflops.value).round() as u64;
                 let loop_ps = step * u64::from(*steps);
@@ -620,7 +625,6 @@ impl Compiler<'_> {
                 let work = loop_ps + fixed;
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, misses[0] + misses[1]));
-                loads.push((Offset::ME, ResourceKind::Operand, (bm + bn) * bk * 2 * u64::from(*steps)));
                 loads.push((Offset::ME, ResourceKind::Chip, 2 * bm * bn * bk * u64::from(*steps)));
                 let main = self.class(&loads, work);
                 let hold = ps_from_ns(match drain {
@@ -643,8 +647,8 @@ impl Compiler<'_> {
                     ],
                 }
             }
-            CostKey::Attention { tile, steps, head_dim, bytes, written, first: _, library } => {
-                let attention = if *library { &machine.library.attention } else { &machine.attention };
+            CostKey::Attention { tile, steps, head_dim, bytes, written, main_loop } => {
+                let attention = &machine.attention[loop_name(*main_loop)];
                 let flops = 4 * u64::from(tile[0]) * u64::from(tile[1]) * u64::from(*head_dim);
                 let step = (flops as f64 / attention.sm_tflops.value).round() as u64;
                 let fixed = ps_from_ns(attention.block_ns.value) + transfer(*written, rate(sm.copy_cta_gbs.value));
@@ -660,8 +664,7 @@ impl Compiler<'_> {
             CostKey::Merge { bytes } => {
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
-                let work = transfer(*bytes, rate(machine.attention.merge_cta_gbs.value))
-                    + ps_from_ns(sm.local_latency_ns.value);
+                let work = transfer(*bytes, rate(sm.merge_cta_gbs.value)) + ps_from_ns(sm.local_latency_ns.value);
                 let forms = self.one_flow(&loads, work);
                 simple(Work::Move, forms)
             }
@@ -695,19 +698,25 @@ impl Compiler<'_> {
             CostKey::Gather { local, remote, row_bytes, zero, in_flight, overlap } => {
                 let bytes = |rows: u32| u64::from(rows) * u64::from(*row_bytes);
                 let mut loads = Loads::new();
-                loads.push((Offset::ME, ResourceKind::Hbm, bytes(*local) + bytes(local + remote + zero)));
+                let rows = local + remote + zero;
+                // The share of remote rows in quarters: slices then fall into a handful of classes instead of hundreds.
+                let remote_bytes = bytes(rows) * u64::from((4 * remote + rows / 2) / rows.max(1)) / 4;
+                loads.push((
+                    Offset::ME,
+                    ResourceKind::Hbm,
+                    bytes(local + remote) - remote_bytes.min(bytes(local + remote)) + bytes(rows),
+                ));
                 let peers = u64::from(self.cluster.gpus_per_node) - 1;
-                if *remote > 0 && machine.peer_path == PeerPath::Nvlink {
+                if remote_bytes > 0 && machine.peer_path == PeerPath::Nvlink {
                     // Rows of one slice come from many GPUs; each neighbour serves an equal share.
-                    loads.push((Offset::ME, ResourceKind::Ingress, bytes(*remote)));
+                    loads.push((Offset::ME, ResourceKind::Ingress, remote_bytes));
                     for offset in self.node().skip(1) {
-                        loads.push((offset, ResourceKind::Egress, bytes(*remote) / peers));
-                        loads.push((offset, ResourceKind::Hbm, bytes(*remote) / peers));
+                        loads.push((offset, ResourceKind::Egress, remote_bytes / peers));
+                        loads.push((offset, ResourceKind::Hbm, remote_bytes / peers));
                     }
                 } else {
-                    loads.push((Offset::ME, ResourceKind::Hbm, bytes(*remote)));
+                    loads.push((Offset::ME, ResourceKind::Hbm, remote_bytes));
                 }
-                let rows = local + remote + zero;
                 let total = bytes(rows) as f64;
                 let load_ns = if *remote > 0 { self.latency_ns(At::local(1)) } else { sm.local_latency_ns.value };
                 let store_ns = sm.local_latency_ns.value;
@@ -748,7 +757,7 @@ impl Compiler<'_> {
                 let forms = self.one_flow(&loads, ps_from_ns(work));
                 simple(Work::Move, forms)
             }
-            CostKey::Collective { kind, bytes } => {
+            CostKey::Collective { kind, bytes, ctas } => {
                 let library = &machine.library;
                 let ranks = self.cluster.ranks() as f64;
                 let share = (ranks - 1.0) / ranks;
@@ -759,8 +768,10 @@ impl Compiler<'_> {
                     CollectiveKind::AllReduce => (&library.all_reduce, 2.0 * share),
                     CollectiveKind::AllToAll => (&library.all_to_all, share),
                 };
+                // Every CTA drives its share of the channels.
+                let driven = (f64::from(*ctas) / collective.sms.value).min(1.0);
                 let ps = collective.latency_us.value * 1e6
-                    + *bytes as f64 * wire / (collective.bus_gbs.value * 1e9) * PS_PER_S;
+                    + *bytes as f64 * wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
                 let mut forms = nothing;
                 for form in &mut forms {
                     form.fixed = ps.round() as u64;
@@ -945,6 +956,7 @@ impl Compiled {
             ranks,
             program_of,
             programs,
+            side_by_side: side_by_side(&launches),
             launches,
             costs: compiler.costs,
             classes: compiler.classes,
@@ -953,7 +965,7 @@ impl Compiled {
             dropped,
             raisers,
             times: Times::new(machine),
-            capacities: capacities(machine),
+            capacities: capacities(machine, config.clock),
             stale_arrivals,
         })
     }
@@ -962,6 +974,22 @@ impl Compiled {
     pub fn family_of(&self, flag: u32) -> usize {
         self.family_base.partition_point(|&base| base <= flag) - 1
     }
+}
+
+/// Pairs of launches with no `after` path between them.
+fn side_by_side(launches: &[LaunchC]) -> Vec<(u32, u32)> {
+    // All launches before each one; edges lead to earlier launches.
+    let mut before: Vec<Vec<bool>> = Vec::with_capacity(launches.len());
+    for launch in launches {
+        let mut all = vec![false; launches.len()];
+        for &direct in &launch.after {
+            all[direct as usize] = true;
+            all.iter_mut().zip(&before[direct as usize]).for_each(|(all, &more)| *all |= more);
+        }
+        before.push(all);
+    }
+    let pairs = (0..launches.len()).flat_map(|second| (0..second).map(move |first| (first, second)));
+    pairs.filter(|&(first, second)| !before[second][first]).map(|(a, b)| (a as u32, b as u32)).collect()
 }
 
 fn compile_rank(
@@ -986,15 +1014,16 @@ fn compile_rank(
                 window: (compiler.machine.gpu.l2_window_mib.value * 1_048_576.0) as u64,
                 wave: compiler.machine.gpu.sms.value as u32,
             };
-            let mut work_ps = 0_u128;
+            let (mut work_ps, mut collective) = (0_u128, false);
             let flag = |f: tilewire_kernels::schedule::Flag| family_base[usize::from(f.family.0)] + f.slot;
             schedule.for_each_task(rank, l, r, |task| {
-                let key = cost_key(&task, &table, role.lanes, &mut panels);
+                let key = cost_key(&task, &table, role, &mut panels);
                 let cost = compiler.cost(key);
                 let record = compiler.costs[usize::from(cost)];
                 let form = record.forms[0];
                 let alone = form.fixed + form.step * u64::from(record.steps) + form.out.work;
                 work_ps += u128::from(alone);
+                collective |= record.work == Work::Collective;
                 program.longest_ps = program.longest_ps.max(alone);
                 for (class, work) in
                     [(form.main, form.fixed + form.step * u64::from(record.steps)), (form.out.class, form.out.work)]
@@ -1073,7 +1102,7 @@ fn compile_rank(
                     put,
                 });
             });
-            let one_per_block = role.ctas == CtaCount::AllSms && role.claim == Claim::Ticket;
+            let one_per_block = role.ctas.spared().is_some() && role.claim == Claim::Ticket;
             program.roles.push(RoleC {
                 kind: role.kind,
                 ctas: role.ctas,
@@ -1084,6 +1113,7 @@ fn compile_rank(
                 first,
                 tasks: program.tasks.len() as u32 - first,
                 work_ps,
+                collective,
                 block_ps: if one_per_block { ps_from_ns(compiler.machine.launch.block_ns.value) } else { 0 },
             });
         }
@@ -1106,7 +1136,7 @@ fn add_totals(totals: &mut HashMap<ResourceKind, u128>, compiler: &Compiler<'_>,
 fn cost_key(
     task: &Task,
     table: &[Option<tilewire_kernels::schedule::GatherEntry>],
-    lanes: u32,
+    role: &Role,
     panels: &mut Panels,
 ) -> CostKey {
     let place = |p: &tilewire_kernels::schedule::Place| Where { at: p.at, bytes: p.region.bytes(), add: false };
@@ -1117,7 +1147,7 @@ fn cost_key(
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
             CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
         }
-        Op::AttentionTile { q, k, v, state, out, first, last, tile, .. } => {
+        Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
             let misses = panels.miss(k.buffer.0, k.offset, k.bytes()) + panels.miss(v.buffer.0, v.offset, v.bytes());
             panels.tile += 1;
             let state_bytes = state.map_or(0, |s| s.bytes());
@@ -1129,8 +1159,7 @@ fn cost_key(
                 head_dim: q.row_bytes / 2,
                 bytes: misses + read + written,
                 written: written + read - q.bytes(),
-                first: *first,
-                library: false,
+                main_loop: *main_loop,
             }
         }
         Op::AttentionMerge { parts, out } => {
@@ -1143,7 +1172,7 @@ fn cost_key(
             engine: *engine,
             in_flight: *in_flight_bytes,
             overlap: *load_store_overlap,
-            lanes,
+            lanes: role.lanes,
         },
         Op::GatherRows { table: slice, dst, in_flight_rows, load_store_overlap, .. } => {
             let entries = &table[slice.start as usize..(slice.start + slice.len) as usize];
@@ -1162,10 +1191,17 @@ fn cost_key(
             inputs: inputs.iter().map(place).collect(),
             outputs: outputs.iter().map(place).collect(),
             in_flight: *in_flight_bytes,
-            lanes,
+            lanes: role.lanes,
         },
         Op::Put { .. } => CostKey::Put,
-        Op::Collective { kind, src, dst } => CostKey::Collective { kind: *kind, bytes: src.bytes().max(dst.bytes()) },
+        Op::Collective { kind, src, dst } => CostKey::Collective {
+            kind: *kind,
+            bytes: src.bytes().max(dst.bytes()),
+            ctas: match role.ctas {
+                CtaCount::Fixed(ctas) => ctas,
+                CtaCount::FromSplit | CtaCount::AllBut(_) => u32::MAX,
+            },
+        },
         Op::Fill { dst } => CostKey::Fill { dst: place(dst) },
         Op::Sync => CostKey::Sync,
     }
@@ -1215,20 +1251,25 @@ fn set_countdowns(programs: &mut [Program], schedule: &Schedule, representatives
     }
 }
 
-fn capacities(machine: &Machine) -> Vec<u64> {
+fn capacities(machine: &Machine, clock: Clock) -> Vec<(u64, u64)> {
     let rails = machine.nic.rails.value as u32;
-    let mut capacities = vec![0; ResourceKind::count(rails) as usize];
+    let mut capacities = vec![(0, 0); ResourceKind::count(rails) as usize];
     let mut set = |kind: ResourceKind, value| capacities[kind.index(rails) as usize] = value;
-    set(ResourceKind::Hbm, rate(machine.gpu.hbm_gbs.value));
-    set(ResourceKind::Operand, rate(machine.gpu.operand_gbs.value));
-    set(ResourceKind::Chip, (machine.gpu.chip_tflops.value * 1e12) as u64);
-    set(ResourceKind::Egress, rate(machine.nvlink.egress_gbs.value));
-    set(ResourceKind::Ingress, rate(machine.nvlink.ingress_gbs.value));
-    set(ResourceKind::PcieOut, rate(machine.nic.pcie_gbs.value));
-    set(ResourceKind::PcieIn, rate(machine.nic.pcie_gbs.value));
+    set(ResourceKind::Hbm, (rate(machine.gpu.hbm_gbs.value), 0));
+    let power = |tflops: f64| (tflops * 1e12).round() as u64;
+    let gpu = &machine.gpu;
+    let (knee, fixed) = match clock {
+        Clock::Sustained => (&gpu.droop_knee_tflops, &gpu.droop_static_tflops),
+        Clock::Cold => (&gpu.cold_knee_tflops, &gpu.cold_static_tflops),
+    };
+    set(ResourceKind::Chip, (power(knee.value + fixed.value), power(fixed.value)));
+    set(ResourceKind::Egress, (rate(machine.nvlink.egress_gbs.value), 0));
+    set(ResourceKind::Ingress, (rate(machine.nvlink.ingress_gbs.value), 0));
+    set(ResourceKind::PcieOut, (rate(machine.nic.pcie_gbs.value), 0));
+    set(ResourceKind::PcieIn, (rate(machine.nic.pcie_gbs.value), 0));
     for rail in 0..rails as u8 {
-        set(ResourceKind::NicOut(rail), rate(machine.nic.rail_gbs.value));
-        set(ResourceKind::NicIn(rail), rate(machine.nic.rail_gbs.value));
+        set(ResourceKind::NicOut(rail), (rate(machine.nic.rail_gbs.value), 0));
+        set(ResourceKind::NicIn(rail), (rate(machine.nic.rail_gbs.value), 0));
     }
     capacities
 }

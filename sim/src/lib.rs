@@ -14,9 +14,10 @@ pub mod machine;
 pub mod predict;
 pub mod share;
 pub mod tree;
+pub mod tune;
 
 pub use machine::Machine;
-pub use predict::{Config, Execution, Prediction, Protocol, Simulation, predict};
+pub use predict::{Clock, Config, Execution, Prediction, Protocol, Simulation, predict};
 
 use std::fmt;
 use tilewire_kernels::{Rank, RoleKind, RoleSplit};
@@ -67,6 +68,21 @@ pub enum SimError {
         /// SMs.
         have: u64,
     },
+    /// Launches that may run side by side do not fit the GPU together.
+    #[error(
+        "launches \"{first}\" and \"{second}\" may run side by side and need {need} SMs together, the machine has \
+         {have}; give them fewer CTAs, or order one after the other"
+    )]
+    NoRoomBeside {
+        /// The earlier one.
+        first: String,
+        /// The later one.
+        second: String,
+        /// CTAs of both.
+        need: u64,
+        /// SMs.
+        have: u64,
+    },
     /// A role has tasks, no CTAs, and nobody recycles into it.
     #[error("role {role} has {tasks} tasks in launch \"{launch}\" and no CTA to run them; give it at least 1")]
     NobodyForRole {
@@ -93,6 +109,9 @@ pub enum SimError {
         /// Why.
         why: &'static str,
     },
+    /// No legal split leaves a CTA for every role with work.
+    #[error("no split gives every role with work a CTA on this machine")]
+    NoSplit,
     /// Every CTA waits.
     #[error("stuck at {at_us:.3} us, {} CTAs wait{}", blocked.len(), blocked.first().map_or(String::new(), |b| format!("; first: {b}")))]
     Stuck {

@@ -36,6 +36,16 @@ pub enum Protocol {
     },
 }
 
+/// How warm the card is, and so how much the power limit slows the clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Clock {
+    /// Under lasting load, as in training.
+    #[default]
+    Sustained,
+    /// In the first tens of milliseconds after idling, as in a short benchmark.
+    Cold,
+}
+
 /// How one prediction is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Config {
@@ -43,6 +53,8 @@ pub struct Config {
     pub execution: Execution,
     /// Benchmark protocol.
     pub protocol: Protocol,
+    /// How warm the card is.
+    pub clock: Clock,
     /// Seed of the noise; no noise without one.
     pub noise_seed: Option<u64>,
     /// Keep the timeline of every task.
@@ -200,7 +212,8 @@ impl Simulation {
         Ok(self.run(split, Form::Whole, false)?.end + self.protocol_ps())
     }
 
-    fn protocol_ps(&self) -> u64 {
+    /// What the protocol adds to every run, ps.
+    pub(crate) fn protocol_ps(&self) -> u64 {
         if self.isolated { self.compiled.times.isolated } else { 0 }
     }
 
@@ -267,14 +280,15 @@ impl Simulation {
         for &(kind, total) in &self.compiled.programs[0].totals {
             let bound = match kind {
                 ResourceKind::Hbm => BoundBy::Hbm,
-                ResourceKind::Operand | ResourceKind::Chip => BoundBy::Compute,
+                ResourceKind::Chip => BoundBy::Compute,
                 ResourceKind::Egress => BoundBy::NvlinkEgress,
                 ResourceKind::Ingress => BoundBy::NvlinkIngress,
                 ResourceKind::PcieOut | ResourceKind::PcieIn | ResourceKind::NicOut(_) | ResourceKind::NicIn(_) => {
                     BoundBy::Nic
                 }
             };
-            offer(bound, total as f64 / self.compiled.capacities[kind.index(rails) as usize] as f64 * 1e6);
+            let (capacity, _) = self.compiled.capacities[kind.index(rails) as usize];
+            offer(bound, total as f64 / capacity as f64 * 1e6);
         }
         let times = &self.compiled.times;
         let commands = self.compiled.programs[0].puts.len() as f64;

@@ -139,7 +139,9 @@ struct Crossing {
 #[derive(Clone, Copy)]
 struct Resource {
     capacity: u64,
-    /// Sum of the demands of all counted flows at full speed.
+    /// Demand that is always there; it slows down with the flows.
+    base: u64,
+    /// Base and the demands of all counted flows at full speed.
     demand: u64,
     visited: u32,
     /// Its place in the component that is solved.
@@ -160,8 +162,9 @@ impl Resource {
 struct Remainder {
     /// Capacity not yet given away, 32 fractional bits.
     left: u128,
-    /// Demand of flows not yet frozen.
+    /// Base and the demand of flows not yet frozen.
     open: u64,
+    base: u64,
     resource: u32,
 }
 
@@ -212,10 +215,18 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// No classes, these capacities in bytes/s.
-    pub fn new(capacities: impl IntoIterator<Item = u64>) -> Self {
-        let fresh =
-            |capacity| Resource { capacity, demand: 0, visited: 0, place: 0, was_hot: false, dirty: false };
+    /// No classes; capacities and base demands in bytes/s. A base demand is always there and slows down with the flows;
+    /// alone it must fit its capacity.
+    pub fn new(capacities: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let fresh = |(capacity, base)| Resource {
+            capacity,
+            base,
+            demand: base,
+            visited: 0,
+            place: 0,
+            was_hot: false,
+            dirty: false,
+        };
         Self { resources: capacities.into_iter().map(fresh).collect(), ..Self::default() }
     }
 
@@ -252,7 +263,7 @@ impl Sharing {
     /// Removes all flows; classes and resources stay.
     pub fn reset(&mut self) {
         for resource in &mut self.resources {
-            *resource = Resource { demand: 0, visited: 0, was_hot: false, dirty: false, ..*resource };
+            *resource = Resource { demand: resource.base, visited: 0, was_hot: false, dirty: false, ..*resource };
         }
         for class in &mut self.classes {
             class.list.clear();
@@ -424,6 +435,7 @@ impl Sharing {
         self.component.push(Remainder {
             left: u128::from(resource.capacity) << 32,
             open: resource.demand,
+            base: resource.base,
             resource: r,
         });
     }
@@ -502,7 +514,7 @@ impl Sharing {
     fn find_full(&mut self) -> u64 {
         let mut lowest = FULL_SPEED;
         self.full.clear();
-        for remainder in self.component.iter().filter(|r| r.open > 0) {
+        for remainder in self.component.iter().filter(|r| r.open > r.base) {
             let level = remainder.level();
             if level < lowest {
                 lowest = level;
