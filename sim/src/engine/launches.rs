@@ -25,7 +25,8 @@ impl<'a> Engine<'a> {
             self.s.launches[h.launch0 + l] =
                 LaunchState { before: launch.after.len() as u32, left, ..LaunchState::default() };
             if launch.after.is_empty() {
-                self.s.timers.push(h.rank, self.c.times.launch, kind::LAUNCH, l as u32, 0);
+                let late = self.s.unsteady.get(h.rank).map_or(0, |unsteady| unsteady.late_ps);
+                self.s.timers.push(h.rank, self.c.times.launch + late, kind::LAUNCH, l as u32, 0);
             }
         }
     }

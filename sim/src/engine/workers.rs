@@ -120,7 +120,7 @@ impl<'a> Engine<'a> {
         let s = &mut *self.s;
         let worker = &mut s.workers[h.worker0 + w as usize];
         let waited = s.timers.now - worker.since;
-        if waited > 0 && worker.waited_for != NONE {
+        if waited > 0 {
             worker.stalled += waited;
             let family = usize::from(self.t.family_of[worker.waited_for as usize]);
             s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
@@ -187,20 +187,24 @@ impl<'a> Engine<'a> {
     }
 
     /// Gives a task to a worker; true when the worker can go on at once.
-    #[inline(always)]
+    #[inline]
     pub(super) fn take(&mut self, h: &Here<'a>, w: u32, id: u32) -> bool {
-        let now = self.s.timers.now;
+        self.take_after_wait(h, w, id, self.s.timers.now, NONE)
+    }
+
+    /// Gives a task to a worker that has looked for one since `taken`, last because of a flag.
+    #[inline]
+    pub(super) fn take_after_wait(&mut self, h: &Here<'a>, w: u32, id: u32, taken: u64, waited_for: u32) -> bool {
         let worker = self.worker(h, w);
         worker.task = id;
-        worker.taken = now;
-        worker.waited_for = NONE;
+        worker.taken = taken;
+        worker.waited_for = waited_for;
         worker.step = 0;
-        worker.stalled = 0;
         self.start(h, w, &h.program.tasks[id as usize])
     }
 
     /// Starts a task if its flags are there; true when the worker can go on at once.
-    #[inline(always)]
+    #[inline]
     fn start(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
             self.wait_for(h, w, flag, State::Start);
@@ -211,6 +215,7 @@ impl<'a> Engine<'a> {
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
         worker.start = now;
+        worker.stalled = 0;
         // The loads of a task that could start when the CTA became free were issued behind the last tile.
         worker.prefetched = now == worker.taken && worker.storing;
         match cost.work {
@@ -219,6 +224,7 @@ impl<'a> Engine<'a> {
                 let fill = if worker.prefetched { 0 } else { cost.fill };
                 let work = cost.whole + fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
                 worker.step = cost.steps;
+                let work = self.clocked(h.rank, work);
                 self.run(h, w, cost.main, work)
             }
             Work::Move => {
@@ -247,7 +253,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Starts a flow of a worker's task; true when it takes no time.
-    #[inline(always)]
+    #[inline]
     fn run(&mut self, h: &Here<'a>, w: u32, class: u32, work: u64) -> bool {
         let s = &mut *self.s;
         let worker = &mut s.workers[h.worker0 + w as usize];
@@ -304,6 +310,10 @@ impl<'a> Engine<'a> {
             let flag;
             (limit, flag) = self.step_limit(h, task, cost.steps, done);
             if limit <= done && flag != NONE {
+                if done == 0 {
+                    // What is not there yet cannot have been loaded ahead.
+                    self.worker(h, w).prefetched = false;
+                }
                 self.wait_for(h, w, flag, State::Step);
                 return false;
             }
@@ -320,19 +330,18 @@ impl<'a> Engine<'a> {
         if limit == cost.steps {
             work += cost.fixed;
         }
+        let work = self.clocked(h.rank, work);
         self.run(h, w, cost.main, work)
     }
 
     /// The flow of a task's main part has ended; true when the worker can go on at once.
-    #[inline(always)]
+    #[inline]
     fn main_ended(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
-        let worker = self.worker(h, w);
-        worker.waited_for = NONE;
         if cost.work == Work::Move {
             self.complete(h, w);
             true
-        } else if worker.step < cost.steps {
+        } else if self.worker(h, w).step < cost.steps {
             self.run_steps(h, w, task)
         } else {
             self.output(h, w, task)
@@ -340,19 +349,18 @@ impl<'a> Engine<'a> {
     }
 
     /// The main loop is over: waits for the flags that gate the outputs, then writes them.
-    #[inline(always)]
+    #[inline]
     fn output(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let first = task.wait0 + u32::from(task.waits[0]) + u32::from(task.waits[1]);
         if let Some(flag) = self.first_unmet(h, first, task.waits[2]) {
             self.wait_for(h, w, flag, State::Output);
             return false;
         }
-        self.worker(h, w).waited_for = NONE;
         self.store(h, w, task)
     }
 
     /// Begins to write the outputs; true when the worker can go on at once.
-    #[inline(always)]
+    #[inline]
     fn store(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
         let worker = self.worker(h, w);
