@@ -13,7 +13,8 @@ use super::report::{ExecError, TaskRef};
 use super::{Config, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 use tilewire_kernels::schedule::{
-    Access, At, Claim, CollectiveKind, CtaCount, Flag, Gate, GatherEntry, Op, Publish, Region, Signal, Task, Wait,
+    Access, At, Claim, CollectiveKind, CtaCount, Flag, Gate, GatherEntry, Launch, Op, Publish, Region, Role, Signal,
+    Task, Wait,
 };
 use tilewire_kernels::{Blocked, Rank, RoleKind, Schedule};
 
@@ -139,7 +140,7 @@ impl<'a> Engine<'a> {
         for rank in 0..ranks {
             for (local, &(l, r)) in pairs.iter().enumerate() {
                 let role = &schedule.launches[l].roles[r];
-                let ctas = cta_count(role.ctas, role.kind, config);
+                let ctas = cta_count(&schedule.launches[l], r, config);
                 let count = lists.tasks[rank * pairs.len() + local].len();
                 let of = ctas as usize * role.lanes.max(1) as usize;
                 launches[rank * num_launches + l].left += count;
@@ -500,7 +501,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Index of a role in its launch, and the role.
-    fn role_spec(&self, role: usize) -> (usize, &'a tilewire_kernels::schedule::Role) {
+    fn role_spec(&self, role: usize) -> (usize, &'a Role) {
         let launch = self.roles[role].launch;
         let before: usize = self.schedule.launches[..launch].iter().map(|l| l.roles.len()).sum();
         let index = role % self.roles_per_rank - before;
@@ -887,18 +888,22 @@ fn step_flag(wait: &Wait, step: u32, steps: u32) -> Flag {
     Flag { family: wait.flag.family, slot: wait.flag.slot + index * wait.stride }
 }
 
-fn cta_count(count: CtaCount, kind: RoleKind, config: &Config) -> u32 {
-    match count {
-        CtaCount::FromSplit => config.split.get(kind),
+fn cta_count(launch: &Launch, role: usize, config: &Config) -> u32 {
+    let fixed = |role: &Role| match role.ctas {
+        CtaCount::FromSplit => config.split.get(role.kind),
         CtaCount::Fixed(ctas) => ctas,
-        CtaCount::AllSms => config.sms,
+        CtaCount::AllSms => 0,
+    };
+    match launch.roles[role].ctas {
+        CtaCount::AllSms => config.sms.saturating_sub(launch.roles.iter().map(fixed).sum()).max(1),
+        _ => fixed(&launch.roles[role]),
     }
 }
 
 /// Whether a CTA of role `from` can come to role `to`, itself included.
 fn reaches(schedule: &Schedule, launch: usize, from: usize, to: usize, config: &Config) -> bool {
     let roles = &schedule.launches[launch].roles;
-    if cta_count(roles[from].ctas, roles[from].kind, config) == 0 {
+    if cta_count(&schedule.launches[launch], from, config) == 0 {
         return false;
     }
     let mut at = from;

@@ -56,11 +56,11 @@ pub(super) fn element(seed: u64, tensor: &str, row: u64, col: u64) -> f64 {
     f64::from(half::bf16::from_f64(value))
 }
 
-/// Sign and size of an index: a part that differs from index to index and one that blocks of 16 share, so that also
+/// Sign and size of an index: a part that differs from index to index and one that blocks of 8 share, so that also
 /// whole tiles and depth steps differ.
 fn index_scale(seed: u64, index: u64) -> f64 {
     let fine = mix(seed ^ mix(index ^ 0x5EED));
-    let coarse = mix(seed ^ mix((index / 16) ^ 0xB10C));
+    let coarse = mix(seed ^ mix((index / 8) ^ 0xB10C));
     let sign = if fine & 1 == 0 { 1.0 } else { -1.0 };
     sign * (0.5 + 0.5 * unit(fine)) * (0.5 + 0.5 * unit(coarse))
 }

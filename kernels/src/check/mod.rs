@@ -1,5 +1,99 @@
-//! The static checker.
+//! The static checker: what can be said of a schedule without running it.
+//!
+//! ```text
+//! Schedule ─▶ shape: each task alone       sizes, bounds, slots, claim rules
+//!          ─▶ compact form, one class of ranks at a time
+//!               ├▶ flags:    sums of adds against waits, arrival words, who raises a family
+//!               └▶ progress: every task runs with one CTA per role, hence with any number
+//!          ─▶ symmetry: ranks of a class have one skeleton
+//! ```
+//!
+//! [`check_fatal`] is linear in tasks, waits and signals of one rank of each class, and it depends on the split only
+//! through which roles have no CTAs. A schedule without fatal findings ends; whether it computes the right values is
+//! for the hazards to say.
 
+mod compact;
+mod finding;
+mod flags;
+mod progress;
 mod shape;
+mod symmetry;
 
+pub use finding::{CycleStep, Finding, FlagAt, Problem, Severity, TaskAt};
 pub use shape::{MAX_READY_FLAGS, MAX_READY_WAITS, MAX_WINDOW, PIECE_BYTES, ShapeError, Target, check_task};
+pub use symmetry::check_symmetry;
+
+use crate::schedule::{Claim, RoleSplit, Schedule};
+use compact::Compact;
+
+/// Checks the tasks of one rank of each class: shapes, flags and progress.
+///
+/// Without a split every role that takes its CTAs from it counts as having some. The order is: structure, single
+/// tasks (with the hazards that a single task shows), flags, progress; a level that fails hides the later ones.
+pub fn check_fatal(schedule: &Schedule, split: Option<&RoleSplit>) -> Vec<Finding> {
+    let mut findings = structure(schedule);
+    if !findings.is_empty() {
+        return findings;
+    }
+    let compact = match Compact::new(schedule, &mut findings) {
+        Ok(compact) => compact,
+        Err(finding) => return vec![finding],
+    };
+    if has_fatal(&findings) {
+        return findings;
+    }
+    flags::check(schedule, &compact, &mut findings);
+    progress::check(schedule, &compact, split, &mut findings);
+    findings
+}
+
+/// [`check_fatal`] and, for every rank, the symmetry that the schedule claims.
+pub fn check(schedule: &Schedule, split: Option<&RoleSplit>) -> Vec<Finding> {
+    let mut findings = check_fatal(schedule, split);
+    if !has_fatal(&findings) {
+        findings.extend(check_symmetry(schedule, schedule.cluster.iter()));
+    }
+    findings
+}
+
+/// Whether any finding is fatal.
+pub fn has_fatal(findings: &[Finding]) -> bool {
+    findings.iter().any(|finding| finding.severity == Severity::Fatal)
+}
+
+/// Rules of launches and roles.
+fn structure(schedule: &Schedule) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut report = |what: String| findings.push(Finding::fatal(None, Problem::Structure(what)));
+    for (l, launch) in schedule.launches.iter().enumerate() {
+        if let Some(after) = launch.after.iter().find(|&&after| after >= l) {
+            report(format!("launch {} comes after launch {after}, which is not earlier", launch.name));
+        }
+        for role in &launch.roles {
+            let name = format!("{}/{}", launch.name, role.kind);
+            if role.lanes == 0 {
+                report(format!("{name} has no lanes"));
+            }
+            if let Claim::Ready { window } = role.claim
+                && !(1..=MAX_WINDOW).contains(&window)
+            {
+                report(format!("{name} has a window of {window} tasks, allowed 1 to {MAX_WINDOW}"));
+            }
+            let mut at = role.recycle;
+            for _ in 0..=launch.roles.len() {
+                at = at.and_then(|next| launch.roles.get(next)).and_then(|next| next.recycle);
+            }
+            if at.is_some() {
+                report(format!("{name} recycles in a circle"));
+            }
+            match role.recycle.map(|next| launch.roles.get(next)) {
+                Some(None) => report(format!("{name} recycles into a role that does not exist")),
+                Some(Some(next)) if next.claim == Claim::Strided => {
+                    report(format!("{name} recycles into {}, whose list is strided", next.kind));
+                }
+                _ => {}
+            }
+        }
+    }
+    findings
+}

@@ -1,13 +1,25 @@
 //! Every kernel of the registry on small clusters and shapes, for suites that are written once.
 
-use tilewire_kernels::{BuildError, Cluster, Fabric, KERNELS, Kernel, OptionSet, Problem, ProblemKind, Spec};
+use tilewire_kernels::schedule::{GatherEntry, TaskSource};
+use tilewire_kernels::{
+    BuildError, Cluster, Fabric, KERNELS, Kernel, OptionSet, Problem, ProblemKind, Rank, Schedule, Spec, Task,
+};
 
 /// Clusters as nodes x GPUs.
 pub const CLUSTERS: [(u16, u16); 8] = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2), (4, 1)];
 
 /// Options that make small shapes legal, where a kernel lists them.
-const SMALL: &[(&str, &str)] =
-    &[("tile_m", "16"), ("tile_n", "32"), ("tile_k", "16"), ("tile_q", "16"), ("tile_kv", "16"), ("chunk_tiles", "2")];
+const SMALL: &[(&str, &str)] = &[
+    ("tile_m", "8"),
+    ("tile_n", "16"),
+    ("tile_k", "8"),
+    ("tile_q", "8"),
+    ("tile_kv", "8"),
+    ("chunk_tiles", "2"),
+    ("chunk_rows", "16"),
+    ("slice_tokens", "4"),
+    ("put_bytes", "480"),
+];
 
 /// A kernel with a small spec that it can build.
 pub struct Case {
@@ -27,12 +39,12 @@ impl Case {
 fn problems(kind: ProblemKind, cluster: Cluster) -> Vec<Problem> {
     let ranks = cluster.ranks() as u64;
     match kind {
-        ProblemKind::Gemm => [32, 64, 128].map(|rows| Problem::Gemm { m: rows * ranks, n: 128, k: 64 }).to_vec(),
+        ProblemKind::Gemm => [16, 32, 64].map(|rows| Problem::Gemm { m: rows * ranks, n: 64, k: 32 }).to_vec(),
         ProblemKind::Moe => [(16, 2), (32, 2), (32, 1)]
             .map(|(tokens, experts)| Problem::Moe {
                 tokens: tokens * ranks,
-                hidden: 64,
-                inter: 64,
+                hidden: 32,
+                inter: 32,
                 topk: if ranks * experts == 1 { 1 } else { 2 },
                 experts: experts * ranks,
             })
@@ -78,4 +90,33 @@ pub fn cases(set: OptionSet, fabric: Fabric) -> Vec<Case> {
         }
     }
     cases
+}
+
+/// The tasks of another source, changed role by role.
+struct Changed<F> {
+    source: Box<dyn TaskSource>,
+    change: F,
+}
+
+impl<F: Fn(Rank, usize, usize, &mut Vec<Task>) + Send + Sync> TaskSource for Changed<F> {
+    fn tasks(&self, rank: Rank, launch: usize, role: usize, sink: &mut dyn FnMut(Task)) {
+        let mut tasks = Vec::new();
+        self.source.tasks(rank, launch, role, &mut |task| tasks.push(task));
+        (self.change)(rank, launch, role, &mut tasks);
+        tasks.into_iter().for_each(sink);
+    }
+
+    fn table(&self, rank: Rank) -> Vec<Option<GatherEntry>> {
+        self.source.table(rank)
+    }
+}
+
+/// The schedule with `change(rank, launch, role, tasks)` applied to every list.
+#[allow(dead_code, reason = "not every suite that includes this module mutates")]
+pub fn changed(
+    schedule: Schedule,
+    change: impl Fn(Rank, usize, usize, &mut Vec<Task>) + Send + Sync + 'static,
+) -> Schedule {
+    let Schedule { source, .. } = schedule;
+    Schedule { source: Box::new(Changed { source, change }), ..schedule }
 }

@@ -1,0 +1,239 @@
+//! What the checker reports.
+
+use super::shape::ShapeError;
+use crate::cluster::Rank;
+use crate::schedule::RoleKind;
+use serde::Serialize;
+use std::fmt;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The schedule cannot run.
+    Fatal,
+    /// The schedule may compute wrong values.
+    Hazard,
+}
+
+/// Where a task stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TaskAt {
+    /// Rank; the representative of its class when the ranks share a skeleton.
+    pub rank: Rank,
+    /// Launch.
+    pub launch: String,
+    /// Role.
+    pub role: RoleKind,
+    /// Place in the role's list.
+    pub task: u32,
+    /// Name of its op.
+    pub op: &'static str,
+}
+
+impl fmt::Display for TaskAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, launch, role, task, op } = self;
+        write!(f, "rank {rank} {launch}/{role} task {task} ({op})")
+    }
+}
+
+/// A flag of a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FlagAt {
+    /// Rank that owns it.
+    pub rank: Rank,
+    /// Family.
+    pub family: String,
+    /// Slot.
+    pub slot: u32,
+}
+
+impl fmt::Display for FlagAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}] of rank {}", self.family, self.slot, self.rank)
+    }
+}
+
+/// A task of a dependency cycle and why it does not run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CycleStep {
+    /// The task that its role's list stands at.
+    pub head: TaskAt,
+    /// Flag that it waits for.
+    pub flag: FlagAt,
+    /// Adds that can have arrived.
+    pub have: u32,
+    /// Level that it needs.
+    pub need: u32,
+    /// The task that would raise the flag: at, or behind, the next step's head.
+    pub raiser: TaskAt,
+}
+
+/// What is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// A task breaks a rule of its own.
+    Shape(ShapeError),
+    /// A role or launch breaks a rule of its own.
+    Structure(String),
+    /// A role has tasks and no CTA can come to it.
+    NoCtas {
+        /// Number of tasks.
+        tasks: u32,
+    },
+    /// More flags or tasks than the checker's 32-bit indices hold.
+    TooLarge {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many.
+        value: u64,
+    },
+    /// A wait that all signals together do not satisfy.
+    Unreachable {
+        /// The flag.
+        flag: FlagAt,
+        /// Sum of all adds to it.
+        have: u64,
+        /// Level that the task needs.
+        need: u32,
+    },
+    /// More is added to a flag than its last waiter asks for, so the waiter may run too early.
+    OverSatisfied {
+        /// The flag.
+        flag: FlagAt,
+        /// Sum of all adds to it.
+        have: u64,
+        /// Highest level that a task waits for.
+        need: u32,
+    },
+    /// A flag family that SMs raise and that nobody waits for.
+    Unawaited {
+        /// Family.
+        family: String,
+    },
+    /// An arrival word that does not belong to one put.
+    ArrivedAgain {
+        /// The flag.
+        flag: FlagAt,
+        /// How often it is raised.
+        have: u64,
+    },
+    /// A family raised by more than one of SM, NIC and host.
+    MixedRaisers {
+        /// Family.
+        family: String,
+        /// Who raises it.
+        raisers: String,
+    },
+    /// Tasks that wait for each other.
+    Cycle(Vec<CycleStep>),
+    /// Tasks that never run although every flag can be reached, and this is the first.
+    NeverRuns {
+        /// Number of such tasks, over the representative ranks.
+        left: u32,
+    },
+    /// Ranks that should share a skeleton do not.
+    Asymmetric {
+        /// The rank that stands for this one.
+        representative: Rank,
+        /// What differs.
+        what: String,
+    },
+    /// A signal that is raised before the op's writes.
+    EarlySignal {
+        /// Flag family.
+        family: String,
+        /// Signals like this one, over the tasks of the representative ranks.
+        count: u64,
+    },
+    /// A put whose word may be seen before its data.
+    FabricOrder {
+        /// Family of the word.
+        family: String,
+        /// How it is published, and on what.
+        how: String,
+        /// Puts like this one, over the tasks of the representative ranks.
+        count: u64,
+    },
+}
+
+/// One finding of the checker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Fatal or hazard.
+    pub severity: Severity,
+    /// The task it is about, if it is about one.
+    pub at: Option<TaskAt>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+impl Finding {
+    pub(super) const fn fatal(at: Option<TaskAt>, problem: Problem) -> Self {
+        Self { severity: Severity::Fatal, at, problem }
+    }
+
+    pub(super) const fn hazard(at: Option<TaskAt>, problem: Problem) -> Self {
+        Self { severity: Severity::Hazard, at, problem }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shape(error) => error.fmt(f),
+            Self::Structure(what) => f.write_str(what),
+            Self::NoCtas { tasks } => {
+                write!(f, "the role has {tasks} tasks, no CTA of its own and none that recycles into it")
+            }
+            Self::TooLarge { what, value } => write!(f, "{value} {what}, the checker holds {}", u32::MAX),
+            Self::Unreachable { flag, have, need } => {
+                write!(f, "waits for {flag} >= {need}, but all signals add up to {have}")
+            }
+            Self::OverSatisfied { flag, have, need } => {
+                write!(f, "all signals to {flag} add up to {have}, its last waiter asks for {need}: it may run early")
+            }
+            Self::Unawaited { family } => write!(f, "flag family {family} is raised, but nobody waits for it"),
+            Self::ArrivedAgain { flag, have } => {
+                write!(f, "arrival word {flag} is raised {have} times in a run, it must belong to one put")
+            }
+            Self::MixedRaisers { family, raisers } => write!(f, "flag family {family} is raised by {raisers}"),
+            Self::Cycle(steps) => {
+                write!(f, "cycle of {} waits:", steps.len())?;
+                for CycleStep { head, flag, have, need, raiser } in steps {
+                    write!(f, "\n  {head} waits for {flag} >= {need}, has {have}; raised by {raiser}")?;
+                    if raiser != head {
+                        write!(f, " and those before it")?;
+                    }
+                }
+                Ok(())
+            }
+            Self::NeverRuns { left } => {
+                write!(f, "never runs, nor do {} others: a collective is not reached by all ranks", left - 1)
+            }
+            Self::Asymmetric { representative, what } => {
+                write!(f, "differs from its representative, rank {representative}: {what}")
+            }
+            Self::EarlySignal { family, count } => {
+                write!(f, "signals {family} before its writes are visible ({count} signals)")
+            }
+            Self::FabricOrder { family, how, count } => {
+                write!(f, "word {family} may be seen before its data: {how} ({count} puts)")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.severity {
+            Severity::Fatal => "fatal: ",
+            Severity::Hazard => "hazard: ",
+        })?;
+        if let Some(at) = &self.at {
+            write!(f, "{at}: ")?;
+        }
+        self.problem.fmt(f)
+    }
+}
