@@ -47,6 +47,9 @@ const ROWS: FamilyId = FamilyId(2);
 /// Largest width, and number of experts: keeps every byte offset far inside 64 bits.
 const MAX_SIZE: u64 = 1 << 20;
 
+/// The words of the `routing` option.
+pub(crate) const ROUTING_WORDS: &[&str] = &["rotated", "uniform", "multinomial"];
+
 /// MoE dispatch + grouped GEMM.
 pub struct MoeDispatchGemm;
 
@@ -61,7 +64,7 @@ const OPTIONS: &[OptionSpec] = &[
         name: "routing",
         doc: "Experts of a token: one rank's draw rotated to the others (symmetric), round robin, or drawn by one \
               random weight per expert (uneven).",
-        values: Values::Words(&["rotated", "uniform", "multinomial"]),
+        values: Values::Words(ROUTING_WORDS),
     },
     OptionSpec {
         name: "routing_seed",
@@ -247,13 +250,14 @@ impl Kernel for MoeDispatchGemm {
 /// A token that chose an expert, seen from the expert's rank.
 #[derive(Clone, Copy)]
 struct Guest {
-    /// Local expert.
-    expert: u32,
     /// Offset of the rank that holds it.
     home: Offset,
     /// Its number there.
     token: u32,
 }
+
+/// Guests of each expert of a rank.
+type Guests = Vec<Vec<Guest>>;
 
 /// A row block of the output, in the order of the output.
 struct Block {
@@ -270,6 +274,23 @@ struct Layout {
     blocks: Vec<Block>,
     /// Indices of blocks in the order of work.
     order: Vec<u32>,
+}
+
+/// What the output rows of a rank hold, for the unfused form of this kernel.
+pub(crate) struct OutputRows {
+    /// Per output row: GPU offset of the token's home, node offset times tokens of a rank plus number of the token.
+    pub table: Vec<Option<GatherEntry>>,
+    /// Local expert of each row block.
+    pub experts: Vec<u32>,
+}
+
+/// The output rows under a spec: one for all ranks, or one per rank.
+pub(crate) fn output_rows(spec: &Spec) -> Result<Vec<OutputRows>, BuildError> {
+    let rows = |layout: Layout| OutputRows {
+        table: layout.table,
+        experts: layout.blocks.iter().map(|block| block.expert).collect(),
+    };
+    Ok(Plan::new(spec)?.layouts.into_iter().map(rows).collect())
 }
 
 /// Sizes derived from a spec, and the routing.
@@ -398,60 +419,61 @@ impl Plan {
     }
 
     /// Draws the experts of one rank's tokens, by offset from that rank, and rotates them: every rank gets the same.
-    fn rotated(&self, seed: u64) -> Vec<Vec<Guest>> {
+    fn rotated(&self, seed: u64) -> Vec<Guests> {
         let experts = self.cluster.ranks() as u64 * self.local_experts;
         let urn = Urn::new(vec![1.0; experts as usize]);
-        let (mut random, mut chosen, mut guests) = (SplitMix64(seed), Vec::new(), Vec::new());
-        for token in 0..self.local_tokens {
+        let (mut random, mut chosen) = (SplitMix64(seed), Vec::new());
+        let mut guests = vec![Vec::new(); self.local_experts as usize];
+        for token in 0..self.local_tokens as u32 {
             chosen.clear();
             urn.draw(self.topk as usize, &mut random, &mut chosen);
-            guests.extend(chosen.iter().map(|&expert| {
-                let (owner, expert) = (u64::from(expert) / self.local_experts, u64::from(expert) % self.local_experts);
-                let owner = self.cluster.rank(owner as usize);
+            for &expert in &chosen {
+                let owner = self.cluster.rank(u64::from(expert) as usize / self.local_experts as usize);
                 let home = self.cluster.negate(Offset { dn: owner.node, dg: owner.gpu });
-                Guest { expert: expert as u32, home, token: token as u32 }
-            }));
+                guests[expert as usize % self.local_experts as usize].push(Guest { home, token });
+            }
         }
         vec![guests]
     }
 
     /// Guests of every rank from the experts of every token.
-    fn by_token(&self, mut choose: impl FnMut(u64, &mut Vec<u32>)) -> Vec<Vec<Guest>> {
-        let mut guests = vec![Vec::new(); self.cluster.ranks()];
+    fn by_token(&self, mut choose: impl FnMut(u64, &mut Vec<u32>)) -> Vec<Guests> {
+        let local_experts = self.local_experts as usize;
+        let mut guests = vec![vec![Vec::new(); local_experts]; self.cluster.ranks()];
         let mut chosen = Vec::new();
         for (number, from) in self.cluster.iter().enumerate() {
+            let homes: Vec<Offset> = self.cluster.iter().map(|owner| self.cluster.offset(owner, from)).collect();
             for token in 0..self.local_tokens {
                 chosen.clear();
                 choose(number as u64 * self.local_tokens + token, &mut chosen);
                 for &expert in &chosen {
-                    let owner = (u64::from(expert) / self.local_experts) as usize;
-                    let home = self.cluster.offset(self.cluster.rank(owner), from);
-                    let expert = (u64::from(expert) % self.local_experts) as u32;
-                    guests[owner].push(Guest { expert, home, token: token as u32 });
+                    let (owner, expert) = (expert as usize / local_experts, expert as usize % local_experts);
+                    guests[owner][expert].push(Guest { home: homes[owner], token: token as u32 });
                 }
             }
         }
         guests
     }
 
-    fn lay_out(&self, mut guests: Vec<Guest>) -> Layout {
+    fn lay_out(&self, guests: Guests) -> Layout {
         let bm = self.tile[0] as usize;
-        guests.sort_unstable_by_key(|guest| {
-            let remote = guest.home.dn != 0;
-            let chunk = if remote && self.by_arrival { self.last_chunk(u64::from(guest.token)) } else { 0 };
-            (guest.expert, remote, chunk, guest.home, guest.token)
-        });
+        let last_chunk = |guest: &Guest| self.last_chunk(u64::from(guest.token));
         let (mut table, mut blocks) = (Vec::new(), Vec::new());
-        for of_expert in guests.chunk_by(|a, b| a.expert == b.expert) {
-            for rows in of_expert.chunks(bm) {
+        for (expert, mut guests) in guests.into_iter().enumerate() {
+            // A stable sort, which is fast here: the list is a few sorted runs.
+            guests.sort_by_key(|guest| {
+                let remote = guest.home.dn != 0;
+                (remote, if remote && self.by_arrival { last_chunk(guest) } else { 0 }, guest.home, guest.token)
+            });
+            for rows in guests.chunks(bm) {
                 table.extend(rows.iter().map(|guest| {
                     let row = u64::from(guest.home.dn) * self.local_tokens + u64::from(guest.token);
                     Some(GatherEntry { dg: guest.home.dg, row: row as u32 })
                 }));
                 table.resize(table.len().next_multiple_of(bm), None);
-                let latest = rows.iter().filter(|g| g.home.dn != 0).map(|g| self.last_chunk(u64::from(g.token))).max();
+                let latest = rows.iter().filter(|guest| guest.home.dn != 0).map(last_chunk).max();
                 let pass = latest.map_or(0, |chunk| 1 + chunk * self.remote_passes / self.chunks);
-                blocks.push(Block { expert: rows[0].expert, pass: pass as u32 });
+                blocks.push(Block { expert: expert as u32, pass: pass as u32 });
             }
         }
         let mut order: Vec<u32> = (0..blocks.len() as u32).collect();

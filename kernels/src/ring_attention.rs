@@ -32,8 +32,8 @@ use crate::kernel::{
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
-    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch, Op,
-    Partial, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, Wait,
+    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch,
+    MainLoop, Op, Partial, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, Wait,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -568,6 +568,7 @@ impl TrueRing {
                         last,
                         tile: [bq as u16, bkv as u16],
                         stages: shape.stages,
+                        main_loop: MainLoop::Pipelined,
                     });
                     for v in 0..2 {
                         task.waits.extend(self.filled(source, head, v * self.chunks, self.chunks, Gate::KStep));
@@ -880,6 +881,7 @@ impl Landing {
                     last: true,
                     tile: [bq as u16, bkv as u16],
                     stages: shape.stages,
+                    main_loop: MainLoop::WaitEachStep,
                 }));
             }
         }

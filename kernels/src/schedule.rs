@@ -295,7 +295,7 @@ pub enum Drain {
     Visible,
 }
 
-/// How the main loop of a GEMM tile issues its matrix instructions.
+/// How the main loop of a tile issues its matrix instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MainLoop {
@@ -425,6 +425,8 @@ pub enum Op {
         tile: [u16; 2],
         /// KV stages in shared memory.
         stages: u8,
+        /// Loop over the KV blocks.
+        main_loop: MainLoop,
     },
     /// Combines partial attention results of the same Q block by their log-sum-exps.
     AttentionMerge {
@@ -746,6 +748,19 @@ pub enum CtaCount {
     Fixed(u32),
     /// All SMs of the GPU that the other roles of the launch leave (one-task-per-block grids, baselines).
     AllSms,
+    /// As `AllSms`, but so many SMs fewer: they are left to a launch that runs beside this one.
+    AllBut(u32),
+}
+
+impl CtaCount {
+    /// For a count that depends on the GPU: SMs that it leaves to other launches.
+    pub const fn spared(self) -> Option<u32> {
+        match self {
+            Self::FromSplit | Self::Fixed(_) => None,
+            Self::AllSms => Some(0),
+            Self::AllBut(sms) => Some(sms),
+        }
+    }
 }
 
 /// How CTAs (or lanes) of a role take tasks.

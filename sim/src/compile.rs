@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use tilewire_kernels::schedule::{
-    At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Task, WriteMode,
+    At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Role, Task, WriteMode,
 };
 use tilewire_kernels::{Cluster, Offset, Rank, RoleKind, Schedule};
 
@@ -232,6 +232,8 @@ pub struct RoleC {
     pub work_ps: u128,
     /// Start of a block, for one-task-per-block grids.
     pub block_ps: u64,
+    /// Its tasks are collectives: all CTAs work on each of them.
+    pub collective: bool,
 }
 
 /// A launch.
@@ -278,6 +280,8 @@ pub struct Compiled {
     pub programs: Vec<Program>,
     /// Launches, the same for all ranks.
     pub launches: Vec<LaunchC>,
+    /// Pairs of launches that may run side by side, the earlier one first.
+    pub side_by_side: Vec<(u32, u32)>,
     /// Cost records.
     pub costs: Vec<CostRecord>,
     /// Class templates.
@@ -392,13 +396,13 @@ struct Where {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum CostKey {
     Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
-    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, first: bool, library: bool },
+    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
     Merge { bytes: u64 },
     Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
     Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
     Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
     Put,
-    Collective { kind: CollectiveKind, bytes: u64 },
+    Collective { kind: CollectiveKind, bytes: u64, ctas: u32 },
     Fill { dst: Where },
     Sync,
 }
@@ -643,8 +647,11 @@ impl Compiler<'_> {
                     ],
                 }
             }
-            CostKey::Attention { tile, steps, head_dim, bytes, written, first: _, library } => {
-                let attention = if *library { &machine.library.attention } else { &machine.attention };
+            CostKey::Attention { tile, steps, head_dim, bytes, written, main_loop } => {
+                let attention = match main_loop {
+                    MainLoop::Library => &machine.library.attention,
+                    MainLoop::WaitEachStep | MainLoop::Pipelined => &machine.attention,
+                };
                 let flops = 4 * u64::from(tile[0]) * u64::from(tile[1]) * u64::from(*head_dim);
                 let step = (flops as f64 / attention.sm_tflops.value).round() as u64;
                 let fixed = ps_from_ns(attention.block_ns.value) + transfer(*written, rate(sm.copy_cta_gbs.value));
@@ -748,7 +755,7 @@ impl Compiler<'_> {
                 let forms = self.one_flow(&loads, ps_from_ns(work));
                 simple(Work::Move, forms)
             }
-            CostKey::Collective { kind, bytes } => {
+            CostKey::Collective { kind, bytes, ctas } => {
                 let library = &machine.library;
                 let ranks = self.cluster.ranks() as f64;
                 let share = (ranks - 1.0) / ranks;
@@ -759,8 +766,10 @@ impl Compiler<'_> {
                     CollectiveKind::AllReduce => (&library.all_reduce, 2.0 * share),
                     CollectiveKind::AllToAll => (&library.all_to_all, share),
                 };
+                // Every CTA drives its share of the channels.
+                let driven = (f64::from(*ctas) / collective.sms.value).min(1.0);
                 let ps = collective.latency_us.value * 1e6
-                    + *bytes as f64 * wire / (collective.bus_gbs.value * 1e9) * PS_PER_S;
+                    + *bytes as f64 * wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
                 let mut forms = nothing;
                 for form in &mut forms {
                     form.fixed = ps.round() as u64;
@@ -945,6 +954,7 @@ impl Compiled {
             ranks,
             program_of,
             programs,
+            side_by_side: side_by_side(&launches),
             launches,
             costs: compiler.costs,
             classes: compiler.classes,
@@ -962,6 +972,22 @@ impl Compiled {
     pub fn family_of(&self, flag: u32) -> usize {
         self.family_base.partition_point(|&base| base <= flag) - 1
     }
+}
+
+/// Pairs of launches with no `after` path between them.
+fn side_by_side(launches: &[LaunchC]) -> Vec<(u32, u32)> {
+    // All launches before each one; edges lead to earlier launches.
+    let mut before: Vec<Vec<bool>> = Vec::with_capacity(launches.len());
+    for launch in launches {
+        let mut all = vec![false; launches.len()];
+        for &direct in &launch.after {
+            all[direct as usize] = true;
+            all.iter_mut().zip(&before[direct as usize]).for_each(|(all, &more)| *all |= more);
+        }
+        before.push(all);
+    }
+    let pairs = (0..launches.len()).flat_map(|second| (0..second).map(move |first| (first, second)));
+    pairs.filter(|&(first, second)| !before[second][first]).map(|(a, b)| (a as u32, b as u32)).collect()
 }
 
 fn compile_rank(
@@ -986,15 +1012,16 @@ fn compile_rank(
                 window: (compiler.machine.gpu.l2_window_mib.value * 1_048_576.0) as u64,
                 wave: compiler.machine.gpu.sms.value as u32,
             };
-            let mut work_ps = 0_u128;
+            let (mut work_ps, mut collective) = (0_u128, false);
             let flag = |f: tilewire_kernels::schedule::Flag| family_base[usize::from(f.family.0)] + f.slot;
             schedule.for_each_task(rank, l, r, |task| {
-                let key = cost_key(&task, &table, role.lanes, &mut panels);
+                let key = cost_key(&task, &table, role, &mut panels);
                 let cost = compiler.cost(key);
                 let record = compiler.costs[usize::from(cost)];
                 let form = record.forms[0];
                 let alone = form.fixed + form.step * u64::from(record.steps) + form.out.work;
                 work_ps += u128::from(alone);
+                collective |= record.work == Work::Collective;
                 program.longest_ps = program.longest_ps.max(alone);
                 for (class, work) in
                     [(form.main, form.fixed + form.step * u64::from(record.steps)), (form.out.class, form.out.work)]
@@ -1073,7 +1100,7 @@ fn compile_rank(
                     put,
                 });
             });
-            let one_per_block = role.ctas == CtaCount::AllSms && role.claim == Claim::Ticket;
+            let one_per_block = role.ctas.spared().is_some() && role.claim == Claim::Ticket;
             program.roles.push(RoleC {
                 kind: role.kind,
                 ctas: role.ctas,
@@ -1084,6 +1111,7 @@ fn compile_rank(
                 first,
                 tasks: program.tasks.len() as u32 - first,
                 work_ps,
+                collective,
                 block_ps: if one_per_block { ps_from_ns(compiler.machine.launch.block_ns.value) } else { 0 },
             });
         }
@@ -1106,7 +1134,7 @@ fn add_totals(totals: &mut HashMap<ResourceKind, u128>, compiler: &Compiler<'_>,
 fn cost_key(
     task: &Task,
     table: &[Option<tilewire_kernels::schedule::GatherEntry>],
-    lanes: u32,
+    role: &Role,
     panels: &mut Panels,
 ) -> CostKey {
     let place = |p: &tilewire_kernels::schedule::Place| Where { at: p.at, bytes: p.region.bytes(), add: false };
@@ -1117,7 +1145,7 @@ fn cost_key(
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
             CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
         }
-        Op::AttentionTile { q, k, v, state, out, first, last, tile, .. } => {
+        Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
             let misses = panels.miss(k.buffer.0, k.offset, k.bytes()) + panels.miss(v.buffer.0, v.offset, v.bytes());
             panels.tile += 1;
             let state_bytes = state.map_or(0, |s| s.bytes());
@@ -1129,8 +1157,7 @@ fn cost_key(
                 head_dim: q.row_bytes / 2,
                 bytes: misses + read + written,
                 written: written + read - q.bytes(),
-                first: *first,
-                library: false,
+                main_loop: *main_loop,
             }
         }
         Op::AttentionMerge { parts, out } => {
@@ -1143,7 +1170,7 @@ fn cost_key(
             engine: *engine,
             in_flight: *in_flight_bytes,
             overlap: *load_store_overlap,
-            lanes,
+            lanes: role.lanes,
         },
         Op::GatherRows { table: slice, dst, in_flight_rows, load_store_overlap, .. } => {
             let entries = &table[slice.start as usize..(slice.start + slice.len) as usize];
@@ -1162,10 +1189,17 @@ fn cost_key(
             inputs: inputs.iter().map(place).collect(),
             outputs: outputs.iter().map(place).collect(),
             in_flight: *in_flight_bytes,
-            lanes,
+            lanes: role.lanes,
         },
         Op::Put { .. } => CostKey::Put,
-        Op::Collective { kind, src, dst } => CostKey::Collective { kind: *kind, bytes: src.bytes().max(dst.bytes()) },
+        Op::Collective { kind, src, dst } => CostKey::Collective {
+            kind: *kind,
+            bytes: src.bytes().max(dst.bytes()),
+            ctas: match role.ctas {
+                CtaCount::Fixed(ctas) => ctas,
+                CtaCount::FromSplit | CtaCount::AllSms | CtaCount::AllBut(_) => u32::MAX,
+            },
+        },
         Op::Fill { dst } => CostKey::Fill { dst: place(dst) },
         Op::Sync => CostKey::Sync,
     }

@@ -210,15 +210,19 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
     let program = &compiled.programs[0];
     let sms = compiled.times.sms;
     let mut counts = vec![0; program.roles.len()];
+    let mut held = Vec::with_capacity(compiled.launches.len());
     for launch in &compiled.launches {
         let mut need = 0_u64;
         for r in launch.roles.clone() {
-            counts[r] = match program.roles[r].ctas {
-                CtaCount::FromSplit => split.get(program.roles[r].kind),
-                CtaCount::Fixed(n) => n.min(program.roles[r].tasks.max(1)),
-                CtaCount::AllSms => 0,
+            let role = &program.roles[r];
+            counts[r] = match role.ctas {
+                CtaCount::FromSplit => split.get(role.kind),
+                CtaCount::Fixed(n) => n.min(role.tasks.max(1)),
+                CtaCount::AllSms | CtaCount::AllBut(_) => 0,
             };
-            need += u64::from(counts[r]);
+            // A collective holds all of its CTAs, though one worker stands for them.
+            let holds = if let (CtaCount::Fixed(n), true) = (role.ctas, role.collective) { n } else { counts[r] };
+            need += u64::from(holds);
         }
         if need > u64::from(sms) {
             return Err(SimError::TooManyCtas {
@@ -229,10 +233,12 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
             });
         }
         for r in launch.roles.clone() {
-            if program.roles[r].ctas == CtaCount::AllSms {
-                counts[r] = sms - need as u32;
+            if let Some(spared) = program.roles[r].ctas.spared() {
+                counts[r] = (sms - need as u32).saturating_sub(spared);
+                need += u64::from(counts[r]);
             }
         }
+        held.push(need);
         for r in launch.roles.clone() {
             let role = &program.roles[r];
             let recycled_into = launch.roles.clone().any(|o| program.roles[o].recycle == r as u32 && counts[o] > 0);
@@ -247,9 +253,21 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
     }
     for kind in RoleKind::ALL {
         let used = program.roles.iter().any(|r| r.kind == kind && r.ctas == CtaCount::FromSplit && r.tasks > 0);
-        let takes_any = program.roles.iter().any(|r| r.kind == kind && r.ctas == CtaCount::AllSms);
+        let takes_any = program.roles.iter().any(|r| r.kind == kind && r.ctas.spared().is_some());
         if split.get(kind) > 0 && !used && !takes_any {
             return Err(SimError::RoleWithoutWork { role: kind, ctas: split.get(kind) });
+        }
+    }
+    for &(first, second) in &compiled.side_by_side {
+        let need = held[first as usize] + held[second as usize];
+        if need > u64::from(sms) {
+            let name = |launch: u32| compiled.launches[launch as usize].name.clone();
+            return Err(SimError::NoRoomBeside {
+                first: name(first),
+                second: name(second),
+                need,
+                have: u64::from(sms),
+            });
         }
     }
     Ok(counts)

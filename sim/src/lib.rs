@@ -68,6 +68,21 @@ pub enum SimError {
         /// SMs.
         have: u64,
     },
+    /// Launches that may run side by side do not fit the GPU together.
+    #[error(
+        "launches \"{first}\" and \"{second}\" may run side by side and need {need} SMs together, the machine has \
+         {have}; give them fewer CTAs, or order one after the other"
+    )]
+    NoRoomBeside {
+        /// The earlier one.
+        first: String,
+        /// The later one.
+        second: String,
+        /// CTAs of both.
+        need: u64,
+        /// SMs.
+        have: u64,
+    },
     /// A role has tasks, no CTAs, and nobody recycles into it.
     #[error("role {role} has {tasks} tasks in launch \"{launch}\" and no CTA to run them; give it at least 1")]
     NobodyForRole {

@@ -140,7 +140,7 @@ impl<'a> Progress<'a> {
         match spec.ctas {
             CtaCount::FromSplit => self.split.is_none_or(|split| split.get(spec.kind) > 0),
             CtaCount::Fixed(ctas) => ctas > 0,
-            CtaCount::AllSms => true,
+            CtaCount::AllSms | CtaCount::AllBut(_) => true,
         }
     }
 
