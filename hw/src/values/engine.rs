@@ -62,6 +62,8 @@ struct Live {
     stage: Stage,
     /// Reads at the end instead of the start.
     late: bool,
+    /// Moves only when no other CTA and no other put can.
+    lags: bool,
     carry: Carry,
     writes: Vec<Write>,
     reads: Vec<Handle>,
@@ -90,6 +92,7 @@ struct Flight {
     landed: bool,
     published: bool,
     sent: bool,
+    lags: bool,
     source: Option<Handle>,
     destination: Option<Handle>,
 }
@@ -113,10 +116,14 @@ pub(super) struct Engine<'a> {
     workers: Vec<Worker>,
     flags: Vec<Vec<Vec<u32>>>,
     runnable: VecDeque<usize>,
+    /// Workers that can move, but whose task lags behind.
+    lagging: Vec<usize>,
     parked: BTreeMap<(usize, Flag), Vec<usize>>,
     meeting: BTreeMap<(usize, usize), Vec<usize>>,
     flights: Vec<Flight>,
     rng: Rng,
+    /// One task and put in this many lags.
+    lag_rate: usize,
     pub(super) tasks_done: u64,
     pub(super) steps: u64,
 }
@@ -161,6 +168,7 @@ impl<'a> Engine<'a> {
                 }
             }
         }
+        let mut rng = Rng::new(seed);
         let flags = (0..ranks).map(|_| schedule.flags.iter().map(|f| vec![0; f.slots as usize]).collect()).collect();
         Ok(Self {
             schedule,
@@ -172,12 +180,14 @@ impl<'a> Engine<'a> {
             roles,
             launches,
             runnable: (0..workers.len()).collect(),
+            lagging: Vec::new(),
             workers,
             flags,
             parked: BTreeMap::new(),
             meeting: BTreeMap::new(),
             flights: Vec::new(),
-            rng: Rng::new(seed),
+            lag_rate: 2 << rng.below(5),
+            rng,
             tasks_done: 0,
             steps: 0,
         })
@@ -192,7 +202,7 @@ impl<'a> Engine<'a> {
             }
             let Some(worker) = self.pick() else { break };
             match self.step(worker)? {
-                Next::Again => self.runnable.push_back(worker),
+                Next::Again => self.wake(worker),
                 Next::Parked | Next::Ended => {}
             }
         }
@@ -207,11 +217,15 @@ impl<'a> Engine<'a> {
     /// Chooses the next worker.
     fn pick(&mut self) -> Option<usize> {
         if self.runnable.is_empty() {
-            return None;
+            if self.lagging.is_empty() {
+                return None;
+            }
+            let at = self.rng.below(self.lagging.len());
+            return Some(self.lagging.swap_remove(at));
         }
         match self.config.scheduler {
             Scheduler::RoundRobin => self.runnable.pop_front(),
-            Scheduler::Random | Scheduler::DelayedPuts | Scheduler::ReorderedPuts => {
+            Scheduler::Random | Scheduler::Laggards | Scheduler::DelayedPuts | Scheduler::ReorderedPuts => {
                 let at = self.rng.below(self.runnable.len());
                 self.runnable.swap_remove_back(at)
             }
@@ -225,10 +239,24 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// Lets a worker move again.
+    fn wake(&mut self, worker: usize) {
+        if self.workers[worker].live.as_ref().is_some_and(|live| live.lags) {
+            self.lagging.push(worker);
+        } else {
+            self.runnable.push_back(worker);
+        }
+    }
+
     fn kind(&self, role: usize) -> RoleKind {
         let (launch, first) = (self.roles[role].launch, role % self.roles_per_rank);
         let before: usize = self.schedule.launches[..launch].iter().map(|l| l.roles.len()).sum();
         self.schedule.launches[launch].roles[first - before].kind
+    }
+
+    /// Whether a task or put that begins now lags behind.
+    fn lags(&mut self) -> bool {
+        self.config.scheduler == Scheduler::Laggards && self.rng.one_in(self.lag_rate)
     }
 
     /// Moves one put, perhaps. Returns whether it did.
@@ -244,6 +272,8 @@ impl<'a> Engine<'a> {
         if !turn && !self.runnable.is_empty() {
             return Ok(false);
         }
+        // Puts that lag move with the workers that lag.
+        let hold_back = !self.runnable.is_empty() || (!self.lagging.is_empty() && !self.rng.one_in(2));
         let start = self.rng.below(self.flights.len());
         let order: Vec<usize> = match self.config.scheduler {
             // The youngest first, as far as the fabric permits.
@@ -253,7 +283,7 @@ impl<'a> Engine<'a> {
         };
         for at in order {
             let moves = self.moves_of(at);
-            if moves.is_empty() {
+            if moves.is_empty() || (self.flights[at].lags && hold_back) {
                 continue;
             }
             let mv = moves[self.rng.below(moves.len())];
@@ -366,17 +396,23 @@ impl<'a> Engine<'a> {
     fn raise(&mut self, rank: usize, flag: Flag, add: u32) {
         let word = &mut self.flags[rank][usize::from(flag.family.0)][flag.slot as usize];
         *word = word.saturating_add(add);
-        if let Some(woken) = self.parked.remove(&(rank, flag)) {
-            self.runnable.extend(woken);
+        for worker in self.parked.remove(&(rank, flag)).unwrap_or_default() {
+            self.wake(worker);
         }
         for role in rank * self.roles_per_rank..(rank + 1) * self.roles_per_rank {
             self.wake_idle(role);
         }
     }
 
+    /// Lets one idle worker of a role look again. If it finds a task, or the end of the list, it wakes the next; if it
+    /// finds nothing ready, nor would the others.
     fn wake_idle(&mut self, role: usize) {
-        let idle = std::mem::take(&mut self.roles[role].idle);
-        self.runnable.extend(idle);
+        let idle = self.roles[role].idle.len();
+        if idle > 0 {
+            let pick = self.rng.below(idle);
+            let worker = self.roles[role].idle.swap_remove(pick);
+            self.wake(worker);
+        }
     }
 
     /// The first flag of the waits at a gate that has not reached its level.
@@ -474,6 +510,7 @@ impl<'a> Engine<'a> {
             }
         };
         let Some(task) = got else {
+            self.wake_idle(role);
             return Ok(match spec.recycle {
                 Some(next) => {
                     let first = role - self.role_spec(role).0;
@@ -484,13 +521,15 @@ impl<'a> Engine<'a> {
             });
         };
         self.roles[role].claimed[task] = true;
-        // The window may have moved, and the list may have come to its end.
+        // The window may have moved, and the flag that rose may serve more than one task.
         self.wake_idle(role);
         let late = self.rng.one_in(2);
+        let lags = self.lags();
         self.workers[worker].live = Some(Live {
             task,
             stage: Stage::Start,
             late,
+            lags,
             carry: Carry::Nothing,
             writes: Vec::new(),
             reads: Vec::new(),
@@ -667,6 +706,7 @@ impl<'a> Engine<'a> {
         let data = dst.bytes() != 0;
         let source = if data { self.open(rank, src, None, Access::Read, role, task) } else { None };
         let destination = if data { self.open(to, dst, None, Access::Write, role, task) } else { None };
+        let lags = self.lags();
         self.flights.push(Flight {
             rank,
             role,
@@ -677,6 +717,7 @@ impl<'a> Engine<'a> {
             landed: false,
             published: false,
             sent: false,
+            lags,
             source,
             destination,
         });
@@ -715,7 +756,7 @@ impl<'a> Engine<'a> {
                 live.reads.drain(..).chain(live.held.drain(..).map(|(_, handle)| handle)).collect();
             self.close(handles.into_iter());
             if member != worker {
-                self.runnable.push_back(member);
+                self.wake(member);
             }
         }
         Ok(Next::Again)
