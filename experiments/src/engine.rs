@@ -73,9 +73,6 @@ pub struct Answer {
 /// # Errors
 /// [`ExperimentError::Build`].
 pub fn build(case: &Case) -> Result<Schedule, ExperimentError> {
-    if case.baseline {
-        return Err(ExperimentError::refused("--baseline", "the unfused form is not in this build"));
-    }
     case.kernel.build(&case.spec()).map_err(|source| ExperimentError::Build { case: case.to_string(), source })
 }
 
@@ -141,7 +138,7 @@ impl Prepared {
     pub fn predict(&self, case: &Case, split: &RoleSplit) -> Result<Answer, ExperimentError> {
         let prediction = self.simulation.predict(split).map_err(|source| self.error(source))?;
         Ok(Answer {
-            kernel: case.kernel.name(),
+            kernel: case.name,
             form: case.form(),
             cluster: case.target.cluster.to_string(),
             machine: case.target.machine.name.clone(),

@@ -54,6 +54,14 @@ pub enum ExperimentError {
     /// A claim that does not hold, or a schedule with fatal findings.
     #[error("{0}")]
     Finding(String),
+    /// Ctrl-C.
+    #[error("interrupted: {done} of {points} points are done, their rows are kept")]
+    Interrupted {
+        /// Rows that were written.
+        done: usize,
+        /// Points that were asked for.
+        points: usize,
+    },
     /// A part of the machine that the command needs.
     #[error("{0}")]
     Hardware(String),
@@ -70,11 +78,12 @@ impl ExperimentError {
         Self::Write { path: path.to_owned(), message: error.to_string() }
     }
 
-    /// 2 for input, 3 for a finding, 4 for missing hardware.
+    /// 2 for input, 3 for a finding, 4 for missing hardware, 130 after Ctrl-C.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Finding(_) | Self::Sim { source: SimError::Stuck { .. }, .. } => 3,
             Self::Hardware(_) => 4,
+            Self::Interrupted { .. } => 130,
             _ => 2,
         }
     }

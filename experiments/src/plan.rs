@@ -10,7 +10,7 @@
 //! was written.
 
 use crate::cli::{CaseArgs, PointArgs, ProtocolArg};
-use crate::data::{Data, DataError, System, read_machine};
+use crate::data::{Data, DataError, EffectiveSplit, System, read_machine};
 use crate::error::ExperimentError;
 use crate::shape;
 use std::collections::BTreeMap;
@@ -26,6 +26,9 @@ const MAX_SIDE: u16 = 1024;
 
 /// Compute tiles of a rank at most: beyond, a schedule does not fit into memory.
 const MAX_TILES: u64 = 1 << 24;
+
+/// The option that follows the seed unless it is set by itself.
+const ROUTING_SEED: &str = "routing_seed";
 
 /// A part of a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +162,9 @@ pub struct Draft {
 /// One prediction, every name looked up.
 #[derive(Clone)]
 pub struct Case {
-    /// Kernel.
+    /// Name of the fused kernel.
+    pub name: &'static str,
+    /// What builds the schedule: the fused kernel or its unfused form.
     pub kernel: &'static dyn Kernel,
     /// Cluster and machine.
     pub target: Arc<Target>,
@@ -193,6 +198,18 @@ impl Source {
     pub fn new(data: Option<&Path>, machine: Option<&Path>) -> Result<Self, DataError> {
         let file = machine.map(|file| read_machine(file).map(|machine| (file.to_owned(), machine))).transpose()?;
         Ok(Self { data: Data::new(data)?, file })
+    }
+
+    /// The text of a machine's file.
+    ///
+    /// # Errors
+    /// [`DataError`] when it cannot be read.
+    pub fn machine_text(&self, machine: &Machine) -> Result<String, DataError> {
+        match &self.file {
+            Some((file, known)) if known.name == machine.name => std::fs::read_to_string(file)
+                .map_err(|error| DataError::Read { file: file.display().to_string(), message: error.to_string() }),
+            _ => self.data.machine_text(&machine.name),
+        }
     }
 
     /// The cluster that `NxG-MACHINE` names.
@@ -303,10 +320,17 @@ impl Draft {
     /// # Errors
     /// The first part that is wrong.
     pub fn resolve(&self, source: &Source) -> Result<Case, ResolveError> {
-        let kernel = kernel(&self.kernel)?;
+        let fused = kernel(&self.kernel)?;
+        let name = fused.name();
+        let kernel = if self.baseline {
+            let none = || Refusal::new(Part::Baseline, format!("{name} has no unfused form"));
+            tilewire_kernels::baseline(name).ok_or_else(none)?
+        } else {
+            fused
+        };
         let kind = kernel.problem_kind();
         let target = Arc::new(source.target(&self.cluster)?);
-        let problem = self.problem(kernel.name(), kind)?;
+        let problem = self.problem(name, kind)?;
         let defaults = shape::values(&problem)
             .into_iter()
             .filter(|(name, _)| !self.shape.iter().any(|(given, _)| given == name))
@@ -316,9 +340,11 @@ impl Draft {
         let default = if self.set == OptionSet::Published { "published" } else { "auto" };
         let split_text = self.split.as_deref().unwrap_or(default);
         let split = match split_text {
+            // The launches of the unfused form take all SMs.
+            _ if self.baseline => SplitChoice::Fixed(RoleSplit::default()),
             "auto" => SplitChoice::Auto,
             "published" => {
-                let published = published_split(&source.data, kernel, target.cluster, &problem)?;
+                let published = published_split(&source.data, name, target.cluster, &problem)?;
                 if self.set == OptionSet::Published {
                     // The table's options are the published kernel's, which differ by shape.
                     for (name, value) in &published.options {
@@ -327,8 +353,11 @@ impl Draft {
                 }
                 SplitChoice::Fixed(published.split)
             }
-            text => SplitChoice::Fixed(self::split(text)?),
+            text => SplitChoice::Fixed(split(text)?),
         };
+        if kernel.option_specs().iter().any(|spec| spec.name == ROUTING_SEED) {
+            options.set(ROUTING_SEED, &self.seed.to_string()).map_err(|e| Refusal::new(Part::Set, e.to_string()))?;
+        }
         for (name, value) in &self.overrides {
             options.set(name, value).map_err(|e| Refusal::new(Part::Set, e.to_string()))?;
         }
@@ -337,15 +366,16 @@ impl Draft {
         let default = if self.set == OptionSet::Published { ProtocolArg::Published } else { ProtocolArg::Fair };
         let protocol = match self.protocol.unwrap_or(default) {
             ProtocolArg::Fair => Protocol::Fair,
-            ProtocolArg::Published => source.data.protocol(kernel.name(), system(kind, self.baseline))?.simulated(),
+            ProtocolArg::Published => source.data.protocol(name, system(kind, self.baseline))?.simulated(),
         };
         Ok(Case {
+            name,
             kernel,
             target,
             problem,
             set: self.set,
             options,
-            split: if self.baseline { SplitChoice::Fixed(RoleSplit::default()) } else { split },
+            split,
             protocol,
             baseline: self.baseline,
             seed: self.seed,
@@ -385,15 +415,15 @@ pub const fn system(kind: ProblemKind, baseline: bool) -> System {
 
 fn published_split(
     data: &Data,
-    kernel: &'static dyn Kernel,
+    kernel: &str,
     cluster: Cluster,
     problem: &Problem,
-) -> Result<crate::data::EffectiveSplit, ResolveError> {
+) -> Result<EffectiveSplit, ResolveError> {
     let refuse = |problem: String| Refusal::new(Part::Split, problem);
     if cluster.gpus_per_node != 8 {
         return Err(refuse(format!("published splits are of 8 GPUs per node, the cluster is {cluster}")).into());
     }
-    match data.effective_split(kernel.name(), cluster.nodes, problem.size()) {
+    match data.effective_split(kernel, cluster.nodes, problem.size()) {
         Err(error @ DataError::NoSplit { .. }) => Err(refuse(error.to_string()).into()),
         other => Ok(other?),
     }
@@ -459,7 +489,7 @@ impl Case {
     }
 
     /// How hardware would run this: a GPU per rank, or one GPU whose peers are in its own memory.
-    pub const fn mode(&self) -> &'static str {
+    pub fn mode(&self) -> &'static str {
         match self.target.machine.peer_path {
             PeerPath::Nvlink => "cluster",
             PeerPath::Hbm => "mirror",
@@ -475,7 +505,7 @@ impl Case {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let form = if self.baseline { " (unfused)" } else { "" };
-        write!(f, "{}{form} {} on {}", self.kernel.name(), self.problem, self.target)
+        write!(f, "{}{form} {} on {}", self.name, self.problem, self.target)
     }
 }
 

@@ -55,7 +55,7 @@ pub fn columns() -> Vec<String> {
 pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
     let target = &case.target;
     let mut fields = vec![
-        case.kernel.name().to_owned(),
+        case.name.to_owned(),
         case.form().to_owned(),
         target.cluster.to_string(),
         target.machine.name.clone(),

@@ -160,6 +160,7 @@ fn ctas_text(ctas: CtaCount) -> String {
         CtaCount::FromSplit => "CTAs from the split".to_owned(),
         CtaCount::Fixed(ctas) => format!("{ctas} CTAs"),
         CtaCount::AllSms => "all SMs that are left".to_owned(),
+        CtaCount::AllBut(ctas) => format!("all SMs but {ctas}"),
     }
 }
 

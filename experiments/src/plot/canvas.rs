@@ -8,7 +8,7 @@ use plotters::element::{Circle, PathElement, Polygon, Rectangle, Text};
 use plotters::prelude::DrawingBackend;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{
-    Color, FontDesc, FontFamily, FontStyle, FontTransform, IntoTextStyle, RGBAColor, RGBColor, ShapeStyle, TextStyle,
+    Color, FontDesc, FontFamily, FontStyle, FontTransform, RGBAColor, RGBColor, ShapeStyle, TextStyle,
 };
 
 /// Whether drawing succeeded, in the backend's words.
@@ -43,7 +43,7 @@ impl Area {
 }
 
 /// How text looks and which of its points is given.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Lettering {
     /// Height, px.
     pub size: f64,
@@ -188,7 +188,7 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
         let weight = if lettering.bold { FontStyle::Bold } else { FontStyle::Normal };
         let font = FontDesc::new(FontFamily::SansSerif, lettering.size * self.scale, weight);
         let font = if lettering.upwards { font.transform(FontTransform::Rotate270) } else { font };
-        font.into_text_style(self.area).color(&lettering.color).pos(Pos::new(lettering.h, lettering.v))
+        TextStyle { font, color: lettering.color.to_backend_color(), pos: Pos::new(lettering.h, lettering.v) }
     }
 
     /// Text.
