@@ -43,6 +43,10 @@ fn suite(kernel: &'static str) {
     for (seed, mut case) in variants(kernel, Fabric::IbRc).into_iter().enumerate() {
         // Counters of different periods, so that a variant meets another combination on each cluster.
         case.fabric = fabrics[seed / 5 % 3];
+        if case.cluster.0 * case.cluster.1 > 6 {
+            // The suite over the registry runs larger clusters, and the static checker all of these.
+            continue;
+        }
         let found = races(&case, 1 + seed as u32 / 7 % 3, SCHEDULERS[seed % SCHEDULERS.len()], seed);
         assert!(found.is_empty() || is_hazardous(&case), "{:?} {:?}: {found:?}", case.cluster, case.options);
     }

@@ -23,7 +23,7 @@
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
     BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, divides,
-    drain, fits_u32, main_loop, publish,
+    drain, fits_u32, lcm, main_loop, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -411,6 +411,7 @@ impl Plan {
                 chosen.extend((0..topk).map(|j| ((token * topk + j) % experts) as u32));
             }),
             _ => {
+                // The published bench draws by one random weight vector; that it is uniform is assumed.
                 let mut random = SplitMix64(seed);
                 let weights: Vec<f64> = (0..experts).map(|_| random.open_unit()).collect();
                 let urn = Urn::new(weights);
@@ -687,14 +688,6 @@ impl TaskSource for Plan {
     fn table(&self, rank: Rank) -> Vec<Option<GatherEntry>> {
         self.layout(rank).table.clone()
     }
-}
-
-const fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 /// SplitMix64. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.

@@ -1,7 +1,7 @@
 //! ag_gemm.
 
 use crate::case::{Case, SMALL_TILES, variants};
-use crate::tally::{Traffic, check_flags_and_bounds, check_symmetry, error, task_counts, traffic};
+use crate::tally::{Traffic, check_findings, check_symmetry, error, task_counts, traffic};
 use tilewire_kernels::OptionSet::{Published, Tilewire};
 use tilewire_kernels::schedule::Op;
 use tilewire_kernels::{Fabric, OptionSet, Rank};
@@ -80,7 +80,7 @@ fn every_variant_is_sound() {
     for case in variants("ag_gemm", Fabric::EfaSrd) {
         let schedule = case.build();
         check_symmetry(&schedule);
-        check_flags_and_bounds(&schedule);
+        check_findings(&schedule, false);
     }
 }
 
