@@ -24,7 +24,9 @@ pub fn run(args: &DoctorArgs) -> String {
 fn parts(probe: &Probe) -> Vec<Part> {
     let (driver, gpus, links) = match &probe.driver {
         Driver::Missing => ((false, "CUDA driver not found (libcuda.so.1)".into()), vec![], vec![]),
-        Driver::Failed { call, code } => ((false, format!("CUDA driver found, {call} failed with {code}")), vec![], vec![]),
+        Driver::Failed { call, code } => {
+            ((false, format!("CUDA driver found, {call} failed with {code}")), vec![], vec![])
+        }
         Driver::Present { cuda_version, module, gpus, peers } => {
             let module = module.as_ref().map_or_else(String::new, |module| format!(" {module}"));
             let (major, minor) = (cuda_version / 1000, cuda_version % 1000 / 10);

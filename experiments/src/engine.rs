@@ -12,7 +12,7 @@ use tilewire_sim::tune::{TuneConfig, Tuned, tune};
 use tilewire_sim::{Prediction, SimError, Simulation};
 
 /// Simulations that `auto` may spend on a split.
-const AUTO_BUDGET: usize = 2000;
+const AUTO_BUDGET: usize = 400;
 
 /// Certified gap at which `auto` stops.
 const AUTO_GAP: f64 = 0.01;

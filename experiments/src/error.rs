@@ -62,9 +62,6 @@ pub enum ExperimentError {
         /// Points that were asked for.
         points: usize,
     },
-    /// A part of the machine that the command needs.
-    #[error("{0}")]
-    Hardware(String),
 }
 
 impl ExperimentError {
@@ -78,11 +75,10 @@ impl ExperimentError {
         Self::Write { path: path.to_owned(), message: error.to_string() }
     }
 
-    /// 2 for input, 3 for a finding, 4 for missing hardware, 130 after Ctrl-C.
+    /// 2 for input, 3 for a finding, 130 after Ctrl-C. 4, hardware missing, belongs to the commands that need some.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Finding(_) | Self::Sim { source: SimError::Stuck { .. }, .. } => 3,
-            Self::Hardware(_) => 4,
             Self::Interrupted { .. } => 130,
             _ => 2,
         }

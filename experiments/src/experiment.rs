@@ -117,7 +117,6 @@ struct Axes<'a> {
     sets: Vec<OptionSet>,
     overrides: Vec<Vec<(Node<'a>, String, String)>>,
     protocols: Vec<Option<ProtocolArg>>,
-    protocol_node: Option<Node<'a>>,
     baselines: Vec<bool>,
     baseline_node: Option<Node<'a>>,
 }
@@ -236,8 +235,7 @@ impl<'a> Axes<'a> {
             let table = node.table().ok_or_else(|| node.refuse("allowed: a table of the shape's fields"))?;
             shapes.extend(shapes_of(&table)?);
         }
-        let protocol_node = root.get("protocol");
-        let protocols = match &protocol_node {
+        let protocols = match root.get("protocol") {
             None => vec![None],
             Some(node) => node.list()?.iter().map(|node| node.word(PROTOCOLS).map(Some)).collect::<Result<_, _>>()?,
         };
@@ -262,7 +260,6 @@ impl<'a> Axes<'a> {
             sets,
             overrides,
             protocols,
-            protocol_node,
             baselines,
             baseline_node,
         })
@@ -300,9 +297,6 @@ impl<'a> Axes<'a> {
                                                 .get(field)
                                                 .map_or_else(|| self.shape_node.clone(), |(node, _)| node.clone()),
                                             Part::Set => self.wrong_override(&draft, overrides, source),
-                                            Part::Protocol => {
-                                                self.protocol_node.clone().unwrap_or_else(|| kernel_node.clone())
-                                            }
                                             Part::Baseline => {
                                                 self.baseline_node.clone().unwrap_or_else(|| kernel_node.clone())
                                             }
@@ -377,7 +371,8 @@ impl<'a> Splits<'a> {
         let mut grid = Vec::new();
         for (name, node) in table.entries() {
             let known = || RoleKind::ALL.map(RoleKind::short).join(", ");
-            let kind = plan::role(&name).ok_or_else(|| node.refuse(format!("no role \"{name}\", allowed: {}", known())))?;
+            let kind =
+                plan::role(&name).ok_or_else(|| node.refuse(format!("no role \"{name}\", allowed: {}", known())))?;
             if grid.iter().any(|(other, _)| *other == kind) {
                 return Err(node.refuse(format!("role {} twice", kind.short())));
             }
@@ -452,7 +447,8 @@ fn grid_splits(grid: &[(RoleKind, Axis)], sms: u32) -> (Vec<RoleSplit>, usize) {
 fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
     let mut all = Vec::new();
     for node in node.list()? {
-        let table = node.table().ok_or_else(|| node.refuse("allowed: a table with claim, of, column, at_least, at_most"))?;
+        let table =
+            node.table().ok_or_else(|| node.refuse("allowed: a table with claim, of, column, at_least, at_most"))?;
         let column_node = table.require("column")?;
         let column = column_node.text()?.to_owned();
         known_column(&column_node, &column)?;
@@ -554,7 +550,8 @@ mod tests {
             "x.toml:5:57: split.reduce.to: 3, allowed: from (9) to 1024"
         );
         assert!(
-            refused(&format!("{shape}split = [\"auto\", \"comput=3\"]")).starts_with("x.toml:5:18: split: role \"comput\"")
+            refused(&format!("{shape}split = [\"auto\", \"comput=3\"]"))
+                .starts_with("x.toml:5:18: split: role \"comput\"")
         );
         assert_eq!(
             refused(&format!("{shape}split = {{ compute = 133 }}")),

@@ -434,7 +434,17 @@ fn text(
     files: &[PathBuf],
 ) -> String {
     let percent = |value: f64| format!("{:.1} %", value * 100.0);
-    let mut table = Table::new(["kernel", "topology", "system", "rows", "error", "worst: size", "published", "predicted", "off by"]);
+    let mut table = Table::new([
+        "kernel",
+        "topology",
+        "system",
+        "rows",
+        "error",
+        "worst: size",
+        "published",
+        "predicted",
+        "off by",
+    ]);
     for group in errors {
         table.row([
             group.kernel.clone(),

@@ -43,8 +43,6 @@ pub enum Part {
     Set,
     /// The split.
     Split,
-    /// The protocol.
-    Protocol,
     /// The unfused form.
     Baseline,
 }
@@ -58,7 +56,6 @@ impl Part {
             Self::Shape(field) => format!("--{}", field.replace('_', "-")),
             Self::Set => "--set".into(),
             Self::Split => "--split".into(),
-            Self::Protocol => "--protocol".into(),
             Self::Baseline => "--baseline".into(),
         }
     }
@@ -215,7 +212,8 @@ impl Source {
     /// The cluster that `NxG-MACHINE` names.
     fn target(&self, text: &str) -> Result<Target, ResolveError> {
         let refuse = |problem: String| Refusal::new(Part::Cluster, problem);
-        let form = || refuse(format!("\"{text}\", allowed: NxG-MACHINE as in 2x8-h200-efa, sides from 1 to {MAX_SIDE}"));
+        let form =
+            || refuse(format!("\"{text}\", allowed: NxG-MACHINE as in 2x8-h200-efa, sides from 1 to {MAX_SIDE}"));
         let (size, name) = text.split_once('-').unwrap_or((text, ""));
         let (nodes, gpus) = size.split_once('x').ok_or_else(form)?;
         let side = |text: &str| text.parse().ok().filter(|side| (1..=MAX_SIDE).contains(side)).ok_or_else(form);
@@ -444,7 +442,8 @@ fn limit_tiles(problem: &Problem, options: &Options) -> Result<(), Refusal> {
     };
     let tiles = rows.div_ceil(tile("tile_m", 128)).saturating_mul(cols.div_ceil(tile("tile_n", 256)));
     if tiles > MAX_TILES {
-        let problem = format!("{problem} has {tiles} tiles, allowed: {MAX_TILES}; choose a smaller shape or larger tiles");
+        let problem =
+            format!("{problem} has {tiles} tiles, allowed: {MAX_TILES}; choose a smaller shape or larger tiles");
         return Err(Refusal::new(Part::Shape(field), problem));
     }
     Ok(())
@@ -597,7 +596,8 @@ mod tests {
         let expected = RoleSplit { compute: 112, intra_comm: 4, inter_send: 8, inter_reduce: 0 };
         assert_eq!(split("compute=112,intra=4,send=8"), Ok(expected));
         assert_eq!(split("compute=112, intra_comm=4, inter_send=8"), Ok(expected));
-        for bad in ["", "compute", "compute=-1", "compute=1,compute=2", "computer=1", "compute=0", "compute=4294967296"] {
+        for bad in ["", "compute", "compute=-1", "compute=1,compute=2", "computer=1", "compute=0", "compute=4294967296"]
+        {
             assert!(split(bad).is_err(), "{bad}");
         }
     }

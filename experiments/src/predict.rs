@@ -24,8 +24,7 @@ pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
     let answer = prepared.predict(&case, &split)?;
     let json = serde_json::to_string_pretty(&answer).expect("an answer has only plain fields") + "\n";
     if let Some(root) = &args.output {
-        let output =
-            Output::create(root, "predict", Some(case.seed), None, &source, &[&case.target.machine])?;
+        let output = Output::create(root, "predict", Some(case.seed), None, &source, &[&case.target.machine])?;
         output.write("prediction.json", &json)?;
     }
     Ok(if args.json { json } else { text(&case, &answer) })
@@ -38,8 +37,13 @@ pub fn text(case: &Case, answer: &Answer) -> String {
     let prediction = &answer.prediction;
     let tuned = if case.split == SplitChoice::Auto { " (tuned)" } else { "" };
     let _ = writeln!(out, "{case}");
-    let _ = writeln!(out, "options {}, protocol {}, {} execution", answer.option_set, answer.protocol, answer.execution);
-    let _ = writeln!(out, "split   {}{tuned}", answer.split);
+    let _ =
+        writeln!(out, "options {}, protocol {}, {} execution", answer.option_set, answer.protocol, answer.execution);
+    if case.baseline {
+        let _ = writeln!(out, "split   none: each launch takes the SMs that it can get");
+    } else {
+        let _ = writeln!(out, "split   {}{tuned}", answer.split);
+    }
     if !case.defaults.is_empty() {
         let defaults: Vec<String> = case.defaults.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let _ = writeln!(out, "shape   {} by default, as published", defaults.join(", "));
@@ -60,7 +64,7 @@ pub fn text(case: &Case, answer: &Answer) -> String {
     ];
     let _ = writeln!(out);
     for (name, value, meaning) in lines {
-        let _ = writeln!(out, "  {name:16} {value:>14}  {meaning}");
+        let _ = writeln!(out, "  {name:16} {value:>16}  {meaning}");
     }
 
     let mut roles = Table::new(["role", "ctas", "tasks", "busy_us", "wait_us", "idle_us", "utilisation"]);

@@ -95,7 +95,9 @@ fn diff(args: &DiffArgs) -> Result<String, ExperimentError> {
     let second = other.resolve(&args.case.source()?).map_err(plan::flagged)?;
     let (a, b) = (engine::build(&first)?, engine::build(&second)?);
     let difference = text::diff(&a, &b, args.limit as usize);
-    let name = |case: &Case| format!("{case}, {} options", if case.set == OptionSet::Published { "published" } else { "tilewire" });
+    let name = |case: &Case| {
+        format!("{case}, {} options", if case.set == OptionSet::Published { "published" } else { "tilewire" })
+    };
     if difference.is_empty() {
         return Ok("the schedules are equal\n".into());
     }

@@ -117,7 +117,8 @@ mod tests {
     fn defaults_are_the_published_ones() {
         let moe = problem(ProblemKind::Moe, |name| (name == "tokens").then_some(8192)).expect("tokens are given");
         assert_eq!(moe.to_string(), "tokens=8192,hidden=7168,inter=2048,topk=8,experts=256");
-        let attention = problem(ProblemKind::Attention, |name| (name == "seq").then_some(12_288)).expect("seq is given");
+        let attention =
+            problem(ProblemKind::Attention, |name| (name == "seq").then_some(12_288)).expect("seq is given");
         assert_eq!(attention.to_string(), "seq=12288,batch=4,heads=16,head_dim=128");
     }
 

@@ -57,10 +57,13 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(&experiment.name));
     let summary = execute(&experiment, &source, &root)?;
     let text = if args.json { json_text(&experiment, &summary) } else { text(&experiment, &summary) };
-    verdict(&summary).map_or_else(|| Ok(text.clone()), |finding| {
-        print!("{text}");
-        Err(finding)
-    })
+    verdict(&summary).map_or_else(
+        || Ok(text.clone()),
+        |finding| {
+            print!("{text}");
+            Err(finding)
+        },
+    )
 }
 
 /// The error of a sweep that ended but was not all well.
@@ -100,7 +103,8 @@ pub fn execute(experiment: &Experiment, source: &Source, root: &Path) -> Result<
                 sweep_plots::Plot::Heat(heat) => plot::save(&heat, &output.path(&name))?,
             });
         }
-        summary.broken = experiment.expect.iter().filter_map(|expect| broken(expect, experiment, &summary.rows)).collect();
+        summary.broken =
+            experiment.expect.iter().filter_map(|expect| broken(expect, experiment, &summary.rows)).collect();
     }
     Ok(summary)
 }
@@ -266,24 +270,38 @@ fn best<'a>(rows: &'a [Row], groups: usize) -> Vec<Option<&'a Answer>> {
 
 /// The summary for a person.
 pub fn text(experiment: &Experiment, summary: &Summary) -> String {
-    let mut table =
-        Table::new(["case", "options", "protocol", "best split", "time_us", "tflops_per_gpu", "overlap", "bound_by"]);
+    let mut table = Table::new([
+        "kernel",
+        "form",
+        "cluster",
+        "size",
+        "options",
+        "protocol",
+        "best split",
+        "time_us",
+        "tflops_per_gpu",
+        "overlap",
+        "bound_by",
+    ]);
     let best = best(&summary.rows, experiment.groups.len());
     for (group, answer) in experiment.groups.iter().zip(&best).take(SHOWN) {
-        let Some(answer) = answer else { continue };
+        let (Some(answer), case) = (answer, &group.case) else { continue };
         let bound: String = answer.prediction.bound_by.clone().into();
         table.row([
-            group.case.to_string(),
-            group.case.set.name().to_owned(),
+            case.name.to_owned(),
+            case.form().to_owned(),
+            case.target.to_string(),
+            case.problem.size().to_string(),
+            case.set.name().to_owned(),
             answer.protocol.to_owned(),
-            if group.case.baseline { "-".into() } else { answer.split.to_string() },
+            if case.baseline { "-".into() } else { answer.split.to_string() },
             format!("{:.2}", answer.prediction.time_us),
             format!("{:.1}", answer.prediction.tflops_per_gpu),
             format!("{:.3}", answer.prediction.overlap),
             bound,
         ]);
     }
-    let mut text = format!("{}\n\n{}", experiment.question, table.render(2));
+    let mut text = format!("{}\n\n{}", experiment.question, table.without_constants(&["kernel", "cluster"]).render(2));
     if best.len() > SHOWN {
         text += &format!("  and {} more in rows.csv\n", best.len() - SHOWN);
     }

@@ -7,14 +7,14 @@
 //!
 //! When the size varies and the split does not, TFLOPS and overlap against size, a line per schedule.
 
-use crate::experiment::Experiment;
 use crate::engine::Answer;
+use crate::experiment::Experiment;
 use crate::plan::Case;
 use crate::plot::Frame;
 use crate::plot::axis::Spread;
 use crate::plot::heat::HeatMap;
 use crate::plot::line::{LinePlot, Panel, Series};
-use crate::plot::style::{FUSED, OVERLAP, SERIES};
+use crate::plot::style::{FUSED, FUSED_SERIES, OVERLAP, QUIET, UNFUSED_SERIES};
 use crate::provenance::footer;
 use crate::row::Outcome;
 use crate::sweep::Row;
@@ -23,6 +23,9 @@ use tilewire_kernels::RoleKind;
 
 /// Schedules that get plots of their own at most.
 const MAX_GROUPS: usize = 12;
+
+/// Lines of a plot at most.
+const MAX_LINES: usize = 8;
 
 /// A plot of a sweep.
 pub enum Plot {
@@ -94,7 +97,13 @@ fn against(experiment: &Experiment, case: &Case, answers: &[&Answer], role: Role
     for &answer in answers {
         let ctas = answer.split.get(role);
         let time = answer.prediction.time_us;
-        best.entry(ctas).and_modify(|b| if time < b.prediction.time_us { *b = answer }).or_insert(answer);
+        best.entry(ctas)
+            .and_modify(|b| {
+                if time < b.prediction.time_us {
+                    *b = answer
+                }
+            })
+            .or_insert(answer);
         slowest.entry(ctas).and_modify(|t| *t = t.max(time)).or_insert(time);
     }
     let points = |value: fn(&Answer) -> f64| best.iter().map(|(&ctas, &a)| (f64::from(ctas), value(a))).collect();
@@ -153,27 +162,43 @@ fn heat(experiment: &Experiment, case: &Case, answers: &[&Answer], x: RoleKind, 
 
 /// TFLOPS and overlap of the best row of every schedule against the size of the problem.
 fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) -> Option<LinePlot> {
-    let mut lines: BTreeMap<String, Vec<(f64, &Answer)>> = BTreeMap::new();
+    let mut lines: BTreeMap<(bool, String), Vec<(f64, &Answer)>> = BTreeMap::new();
+    let differs = |of: fn(&Case) -> String| {
+        experiment.groups.iter().map(|group| of(&group.case)).collect::<BTreeSet<_>>().len() > 1
+    };
+    // What all lines have in common is said once, in the subtitle.
+    let parts: [fn(&Case) -> String; 5] = [
+        |case| case.name.to_owned(),
+        |case| case.target.to_string(),
+        |case| format!("{} options", case.set.name()),
+        |case| format!("{} protocol", case.protocol_name()),
+        |case| case.form().to_owned(),
+    ];
+    let (varied, common): (Vec<_>, Vec<_>) = parts.into_iter().partition(|&part| differs(part));
+    let words = |parts: &[fn(&Case) -> String], case: &Case, between: &str| {
+        parts.iter().map(|part| part(case)).collect::<Vec<_>>().join(between)
+    };
     for (&g, answers) in by_group {
         let case = &experiment.groups[g].case;
         let best = answers.iter().min_by(|a, b| a.prediction.time_us.total_cmp(&b.prediction.time_us))?;
-        let name = format!("{} {} {} {}", case.name, case.target, case.set.name(), case.form());
-        lines.entry(name).or_default().push((case.problem.size() as f64, best));
+        lines.entry((case.baseline, words(&varied, case, ", "))).or_default().push((case.problem.size() as f64, best));
     }
     let sizes: BTreeSet<u64> = experiment.groups.iter().map(|group| group.case.problem.size()).collect();
     // Several schedules of one size, as options vary, are no line.
     let unique = |line: &Vec<(f64, &Answer)>| {
         line.iter().map(|(size, _)| *size as u64).collect::<BTreeSet<_>>().len() == line.len()
     };
-    if sizes.len() < 2 || lines.len() > SERIES.len() || !lines.values().all(unique) {
+    if sizes.len() < 2 || lines.len() > MAX_LINES || !lines.values().all(unique) {
         return None;
     }
     let series = |value: fn(&Answer) -> f64, named: bool| -> Vec<Series> {
+        let mut fused = FUSED_SERIES.into_iter();
+        let mut unfused = UNFUSED_SERIES.into_iter();
         lines
             .iter()
-            .zip(SERIES)
-            .map(|((name, line), color)| {
+            .map(|((baseline, name), line)| {
                 let points = line.iter().map(|&(size, answer)| (size, value(answer))).collect();
+                let color = if *baseline { unfused.next() } else { fused.next() }.unwrap_or(QUIET);
                 Series::line(if named { name.as_str() } else { "" }, color, points)
             })
             .collect()
@@ -182,7 +207,7 @@ fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) ->
     Some(LinePlot {
         frame: Frame {
             title: experiment.question.clone(),
-            subtitle: "best split of each point".into(),
+            subtitle: format!("{}; best split of each point", words(&common, case, ", ")),
             footer: sources(experiment, case),
         },
         x_name: "size: m, tokens or sequence".into(),

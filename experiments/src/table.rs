@@ -22,9 +22,20 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Whether there are no rows.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+    /// Without the columns that say the same in every row of several, those of `kept` excepted.
+    #[must_use]
+    pub fn without_constants(mut self, kept: &[&str]) -> Self {
+        if self.rows.len() < 2 {
+            return self;
+        }
+        for i in (0..self.headers.len()).rev() {
+            let constant = self.rows.iter().all(|row| row[i] == self.rows[0][i]);
+            if constant && !kept.contains(&self.headers[i].as_str()) {
+                self.headers.remove(i);
+                self.rows.iter_mut().for_each(|row| drop(row.remove(i)));
+            }
+        }
+        self
     }
 
     /// The text, a line per row, each after `indent` spaces.
@@ -35,7 +46,9 @@ impl Table {
             .map(|i| column(i).map(length).max().unwrap_or(0).max(length(&self.headers[i])))
             .collect();
         let to_the_right: Vec<bool> = (0..self.headers.len())
-            .map(|i| column(i).any(is_number) && column(i).all(|cell| is_number(cell) || cell.is_empty() || cell == "-"))
+            .map(|i| {
+                column(i).any(is_number) && column(i).all(|cell| is_number(cell) || cell.is_empty() || cell == "-")
+            })
             .collect();
         let mut text = String::new();
         let mut line = |cells: &[String]| {
@@ -43,7 +56,11 @@ impl Table {
             for (i, cell) in cells.iter().enumerate() {
                 let gap = if i == 0 { "" } else { "  " };
                 let width = widths[i];
-                let _ = if to_the_right[i] { write!(row, "{gap}{cell:>width$}") } else { write!(row, "{gap}{cell:width$}") };
+                let _ = if to_the_right[i] {
+                    write!(row, "{gap}{cell:>width$}")
+                } else {
+                    write!(row, "{gap}{cell:width$}")
+                };
             }
             let _ = writeln!(text, "{}", row.trim_end());
         };

@@ -80,8 +80,9 @@ fn filter(args: &TraceArgs, case: &Case) -> Result<Filter, ExperimentError> {
     let roles = |list: &String| {
         let one = |name: &str| {
             let known = || RoleKind::ALL.map(RoleKind::short).join(", ");
-            plan::role(name.trim())
-                .ok_or_else(|| ExperimentError::refused("--roles", format!("\"{}\", allowed: {}", name.trim(), known())))
+            plan::role(name.trim()).ok_or_else(|| {
+                ExperimentError::refused("--roles", format!("\"{}\", allowed: {}", name.trim(), known()))
+            })
         };
         list.split(',').map(one).collect::<Result<BTreeSet<_>, _>>()
     };
@@ -127,13 +128,7 @@ struct Track {
     copy: u32,
 }
 
-fn write<W: Write>(
-    title: &str,
-    prepared: &Prepared,
-    run: &Run,
-    filter: &Filter,
-    writer: &mut W,
-) -> io::Result<Kept> {
+fn write<W: Write>(title: &str, prepared: &Prepared, run: &Run, filter: &Filter, writer: &mut W) -> io::Result<Kept> {
     let compiled = prepared.simulation.compiled();
     let names = Names::new(&prepared.schedule, compiled);
     let mut kept = Kept { all: run.timeline.len(), ..Kept::default() };
@@ -279,7 +274,8 @@ fn metadata<W: Write>(events: &mut Events<'_, W>, names: &Names<'_>, threads: &T
         let writes = if track.writes { " writes" } else { "" };
         let copy = if track.copy > 0 { format!(" ({})", track.copy + 1) } else { String::new() };
         let name = format!("{launch}/{} {}{lane}{writes}{copy}", role.kind, track.cta);
-        events.event(&json!({ "ph": "M", "pid": rank, "tid": tid, "name": "thread_name", "args": { "name": name } }))?;
+        events
+            .event(&json!({ "ph": "M", "pid": rank, "tid": tid, "name": "thread_name", "args": { "name": name } }))?;
         let sort = json!({ "sort_index": tid });
         events.event(&json!({ "ph": "M", "pid": rank, "tid": tid, "name": "thread_sort_index", "args": sort }))?;
     }
@@ -366,12 +362,7 @@ fn arrows<W: Write>(
 }
 
 /// Load of the first rank's shared resources.
-fn counters<W: Write>(
-    events: &mut Events<'_, W>,
-    compiled: &Compiled,
-    run: &Run,
-    filter: &Filter,
-) -> io::Result<()> {
+fn counters<W: Write>(events: &mut Events<'_, W>, compiled: &Compiled, run: &Run, filter: &Filter) -> io::Result<()> {
     if filter.ranks.as_ref().is_some_and(|ranks| !ranks.contains(&compiled.ranks[0])) {
         return Ok(());
     }

@@ -85,7 +85,8 @@ impl BarPlot {
         (area, y): (&Area, &Axis),
     ) -> Drawn {
         let inset = (width * 0.06).min(3.0);
-        let shape = Area { left: left + inset, top: y.y(area, value), right: left + width - inset, bottom: area.bottom };
+        let shape =
+            Area { left: left + inset, top: y.y(area, value), right: left + width - inset, bottom: area.bottom };
         paint(canvas, shape, series)?;
         let middle = left + width / 2.0;
         if high > low {

@@ -95,12 +95,13 @@ impl Lettering {
 pub struct Canvas<'a, DB: DrawingBackend> {
     area: &'a DrawingArea<DB, Shift>,
     scale: f64,
+    drop: f64,
 }
 
 impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
-    /// A canvas on an area of [`SIZE`] times `scale`.
-    pub const fn new(area: &'a DrawingArea<DB, Shift>, scale: f64) -> Self {
-        Self { area, scale }
+    /// A canvas on an area of [`SIZE`] times `scale`, with text that is vertically centred lowered by `drop` of its size.
+    pub const fn new(area: &'a DrawingArea<DB, Shift>, scale: f64, drop: f64) -> Self {
+        Self { area, scale, drop }
     }
 
     fn px(&self, (x, y): Point) -> (i32, i32) {
@@ -192,7 +193,9 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
     }
 
     /// Text.
-    pub fn text(&self, text: &str, at: Point, lettering: Lettering) -> Drawn {
+    pub fn text(&self, text: &str, (x, y): Point, lettering: Lettering) -> Drawn {
+        let drop = if matches!(lettering.v, VPos::Center) { self.drop * lettering.size } else { 0.0 };
+        let at = if lettering.upwards { (x + drop, y) } else { (x, y + drop) };
         let element = Text::new(text.to_owned(), self.px(at), self.style(lettering));
         self.area.draw(&element).map_err(|e| e.to_string())
     }

@@ -9,7 +9,7 @@ use plotters::style::Color;
 use plotters::style::text_anchor::{HPos, VPos};
 
 /// Cells at most that carry their value as text.
-const MAX_LABELLED: usize = 200;
+const MAX_LABELLED: usize = 320;
 
 /// A value for every pair of two axes; none where nothing was run.
 #[derive(Clone, Debug)]
@@ -31,11 +31,12 @@ pub struct HeatMap {
 }
 
 impl HeatMap {
+    /// The least value; of equal ones the one with the least x, then y.
     fn best(&self) -> Option<(usize, usize, f64)> {
         let cells = self.values.iter().enumerate();
         cells
             .flat_map(|(y, row)| row.iter().enumerate().filter_map(move |(x, value)| value.map(|value| (x, y, value))))
-            .min_by(|a, b| a.2.total_cmp(&b.2))
+            .min_by(|a, b| a.2.total_cmp(&b.2).then((a.0, a.1).cmp(&(b.0, b.1))))
     }
 
     /// Least value, and the end of the colours: values far above the best are all equally bad.
@@ -52,7 +53,7 @@ impl HeatMap {
 impl Drawing for HeatMap {
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>) -> Drawn {
         canvas.frame(&self.frame)?;
-        let area = Area { left: 122.0, top: 104.0, right: f64::from(SIZE.0) - 190.0, bottom: f64::from(SIZE.1) - 98.0 };
+        let area = Area { left: 122.0, top: 114.0, right: f64::from(SIZE.0) - 150.0, bottom: f64::from(SIZE.1) - 98.0 };
         let (columns, rows) = (self.xs.len().max(1), self.ys.len().max(1));
         let (width, height) = (area.width() / columns as f64, area.height() / rows as f64);
         let cell = |x: usize, y: usize| Area {
@@ -126,11 +127,13 @@ impl HeatMap {
             let at = (bar.right + 8.0, bar.bottom - share * bar.height());
             canvas.text(&text, at, letters(13.0))?;
         }
-        canvas.text(&self.value_name, (bar.left, area.top + 8.0), letters(14.0))?;
+        canvas.text(&self.value_name, (bar.left, area.top + 4.0), letters(14.0))?;
         if let Some((x, y, value)) = self.best() {
-            let text = format!("best {} at {}, {}", short(value, value), self.xs[x], self.ys[y]);
-            let at = (area.right, area.top - 14.0);
-            canvas.text(&text, at, letters(14.0).bold().at(HPos::Right, VPos::Center))?;
+            let text = format!(
+                "best: {} {:.2} at {} {}, {} {}",
+                self.value_name, value, self.x_name, self.xs[x], self.y_name, self.ys[y]
+            );
+            canvas.text(&text, (area.left, area.top - 14.0), letters(14.0).bold())?;
         }
         Ok(())
     }

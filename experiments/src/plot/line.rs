@@ -70,11 +70,7 @@ impl Series {
 impl Drawing for LinePlot {
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>) -> Drawn {
         canvas.frame(&self.frame)?;
-        let legend = self.panels.iter().flat_map(|panel| &panel.series).any(|series| !series.name.is_empty());
-        let top = if legend { 128.0 } else { 104.0 };
-        if legend {
-            self.legend(canvas)?;
-        }
+        let top = self.legend(canvas)?;
         let whole = Area { left: 122.0, top, right: f64::from(SIZE.0) - 48.0, bottom: f64::from(SIZE.1) - 98.0 };
         let x = Axis::of(self.panels.iter().flat_map(|p| &p.series).flat_map(Series::xs), self.x_spread, 16);
         let gap = 28.0;
@@ -98,10 +94,16 @@ impl Drawing for LinePlot {
 }
 
 impl LinePlot {
-    fn legend<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>) -> Drawn {
-        let mut x = 122.0;
-        let y = 102.0;
+    /// Names of the series, in as many lines as they need; returns where the panels begin.
+    fn legend<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>) -> Result<f64, String> {
+        const LEFT: f64 = 122.0;
+        let (mut x, mut y) = (LEFT, 102.0);
+        let mut any = false;
         for series in self.panels.iter().flat_map(|panel| &panel.series).filter(|series| !series.name.is_empty()) {
+            let width = 34.0 + canvas.width(&series.name, letters(14.0));
+            if any && x + width > f64::from(SIZE.0) - 48.0 {
+                (x, y) = (LEFT, y + 22.0);
+            }
             if !series.line.is_empty() {
                 canvas.line((x, y), (x + 26.0, y), series.color, 3.0)?;
             }
@@ -109,15 +111,19 @@ impl LinePlot {
                 canvas.dot((x + 13.0, y), 5.0, series.color)?;
             }
             canvas.text(&series.name, (x + 34.0, y), letters(14.0))?;
-            x += 34.0 + canvas.width(&series.name, letters(14.0)) + 28.0;
+            x += width + 28.0;
+            any = true;
         }
-        Ok(())
+        Ok(if any { y + 28.0 } else { 104.0 })
     }
 }
 
 impl Panel {
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>, area: &Area, x: &Axis) -> Drawn {
-        let y = Axis::linear(self.series.iter().flat_map(Series::ys), self.with_zero);
+        let values = || self.series.iter().flat_map(Series::ys).filter(|value| value.is_finite());
+        // An axis that spans less than a tenth of its values makes noise look like a result.
+        let calm = values().max_by(f64::total_cmp).map(|highest| highest * 0.9);
+        let y = Axis::linear(values().chain(calm), self.with_zero);
         y.draw_y(canvas, area, &self.y_name)?;
         let place = |(vx, vy): Point| (x.x(area, vx), y.y(area, vy));
         for series in &self.series {

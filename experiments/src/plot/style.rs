@@ -19,16 +19,13 @@ pub const UNFUSED: RGBColor = RGBColor(213, 94, 0);
 /// Overlap.
 pub const OVERLAP: RGBColor = RGBColor(0, 158, 115);
 
-/// Series without a meaning of their own. Colour-blind safe (Okabe and Ito, 2008).
-pub const SERIES: [RGBColor; 7] = [
-    FUSED,
-    UNFUSED,
-    OVERLAP,
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(90, 90, 90),
-];
+/// Lines of fused kernels when there are several: blues and greens. Colour-blind safe (Okabe and Ito, 2008).
+pub const FUSED_SERIES: [RGBColor; 5] =
+    [FUSED, RGBColor(86, 180, 233), OVERLAP, RGBColor(27, 60, 110), RGBColor(120, 200, 170)];
+
+/// Lines of unfused baselines when there are several: reds and yellows.
+pub const UNFUSED_SERIES: [RGBColor; 5] =
+    [UNFUSED, RGBColor(230, 159, 0), RGBColor(204, 121, 167), RGBColor(140, 50, 20), RGBColor(200, 180, 60)];
 
 /// Stops of the heat map's colours, from least to largest: even steps in lightness (viridis).
 const STOPS: [RGBColor; 9] = [
