@@ -324,7 +324,7 @@ fn launches(of: Baseline, stages: &[Stage], collective_ctas: u32) -> Vec<Launch>
     let beside_collective = |i: usize| {
         (0..stages.len()).any(|c| stages[c].work == Work::Collect && c != i && !before[i][c] && !before[c][i])
     };
-    let all_sms = |i| if beside_collective(i) { CtaCount::AllBut(collective_ctas) } else { CtaCount::AllSms };
+    let all_sms = |i| if beside_collective(i) { CtaCount::AllBut(collective_ctas) } else { CtaCount::AllBut(0) };
     // Library attention is a grid of one block per Q block, the library GEMM a persistent kernel.
     let claim = if of == Baseline::RingAttention { Claim::Ticket } else { Claim::Strided };
     let launch = |(i, stage): (usize, &Stage)| {

@@ -179,10 +179,9 @@ impl<F: FnMut(&[u8])> Out<F> {
                         self.tag(1);
                         self.word(ctas);
                     }
-                    CtaCount::AllSms => self.tag(2),
-                    CtaCount::AllBut(ctas) => {
-                        self.tag(3);
-                        self.word(ctas);
+                    CtaCount::AllBut(sms) => {
+                        self.tag(2);
+                        self.word(sms);
                     }
                 }
                 self.word(role.lanes);
