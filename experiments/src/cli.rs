@@ -5,6 +5,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use tilewire_kernels::OptionSet;
 use tilewire_sim::Execution;
+use tilewire_sim::predict::Clock;
 
 /// How many SMs should each role of a fused multi-GPU kernel get, and how much communication will be hidden?
 #[derive(Debug, Parser)]
@@ -62,6 +63,28 @@ pub struct RunArgs {
     /// Ranks that are simulated.
     #[arg(long, value_enum, default_value_t = ExecutionArg::Folded)]
     pub execution: ExecutionArg,
+    /// How warm the card is [default: sustained, cold with the published protocol, whose loops are short].
+    #[arg(long, value_enum)]
+    pub clock: Option<ClockArg>,
+}
+
+/// How warm the card is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClockArg {
+    /// Under lasting load.
+    Sustained,
+    /// In the first tens of milliseconds after idling.
+    Cold,
+}
+
+impl ClockArg {
+    /// As the simulator takes it.
+    pub const fn clock(self) -> Clock {
+        match self {
+            Self::Sustained => Clock::Sustained,
+            Self::Cold => Clock::Cold,
+        }
+    }
 }
 
 /// Which ranks are simulated.

@@ -55,6 +55,8 @@ pub struct Answer {
     pub execution: &'static str,
     /// Protocol.
     pub protocol: &'static str,
+    /// How warm the card is.
+    pub clock: &'static str,
     /// Seed.
     pub seed: u64,
     /// Whether noise was drawn.
@@ -150,6 +152,7 @@ impl Prepared {
             mode: case.mode(),
             execution: case.execution_name(),
             protocol: case.protocol_name(),
+            clock: case.clock_name(),
             seed: case.seed,
             noise: case.noise,
             prediction,

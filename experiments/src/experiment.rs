@@ -9,6 +9,8 @@
 //! baseline = [false, true]
 //! seed     = 1
 //! noise    = false
+//! clock    = "sustained"                 # or "cold"; default: as the protocol's loops leave it
+//! execution = "folded"                   # or "mirror", "full"
 //!
 //! [[shape]]                              # fields of the kernel's shape
 //! m = 8192
@@ -38,6 +40,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use tilewire_kernels::{OptionSet, RoleKind, RoleSplit};
 use tilewire_sim::Execution;
+use tilewire_sim::predict::Clock;
 
 /// Points of an experiment at most.
 const MAX_POINTS: usize = 1_000_000;
@@ -138,6 +141,7 @@ impl Experiment {
         let seed = root.get("seed").map_or(Ok(0), |node| node.whole(0, u64::MAX))?;
         let noise = root.get("noise").map_or(Ok(false), |node| node.boolean())?;
         let execution = root.get("execution").map_or(Ok(Execution::Folded), |node| node.word(EXECUTIONS))?;
+        let clock = root.get("clock").map(|node| node.word(CLOCKS)).transpose()?;
         let axes = Axes::read(&root)?;
         let split_node = root.require("split")?;
         let splits = Splits::read(&split_node)?;
@@ -158,6 +162,7 @@ impl Experiment {
             seed,
             noise,
             execution,
+            clock,
         };
         axes.for_each(&base, source, |draft, case| experiment.add(case, draft, &splits, source, &split_node))?;
         if experiment.points() == 0 {
@@ -210,6 +215,8 @@ impl Experiment {
 
 const EXECUTIONS: &[(&str, Execution)] =
     &[("folded", Execution::Folded), ("mirror", Execution::Mirror), ("full", Execution::Full)];
+
+const CLOCKS: &[(&str, Clock)] = &[("sustained", Clock::Sustained), ("cold", Clock::Cold)];
 
 const SETS: &[(&str, OptionSet)] = &[("tilewire", OptionSet::Tilewire), ("published", OptionSet::Published)];
 

@@ -50,6 +50,9 @@ struct Bar {
     fair: Answer,
 }
 
+/// Bars in order, and why some could not be predicted.
+type Bars = (Vec<Bar>, Vec<String>);
+
 /// Error of the judged bars of a kernel, topology and system.
 #[derive(Debug, Serialize)]
 struct GroupError {
@@ -79,6 +82,7 @@ struct Decision {
 
 #[derive(Serialize)]
 struct Report<'a> {
+    failures: &'a [String],
     errors: &'a [GroupError],
     decisions: &'a [Decision],
     files: &'a [PathBuf],
@@ -94,7 +98,7 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
     // Read before anything is written, so that a mistake in an experiment costs no time.
     let experiments: Vec<Experiment> =
         args.with.iter().map(|file| Experiment::read(file, &source)).collect::<Result<_, _>>()?;
-    let bars = predict(&source)?;
+    let (bars, failures) = predict(&source)?;
     let mut machines = BTreeMap::new();
     for bar in &bars {
         machines.insert(bar.machine, source.data.machine(bar.machine)?);
@@ -117,12 +121,13 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
         files.push(output.path(name));
     }
     let mut text = if args.json {
-        let report = Report { errors: &errors, decisions: &decisions, files: &files };
+        let report = Report { failures: &failures, errors: &errors, decisions: &decisions, files: &files };
         serde_json::to_string_pretty(&report).expect("a report has only plain fields") + "\n"
     } else {
-        text(&bars, &errors, &decisions, &used, &files)
+        text(&bars, &failures, &errors, &decisions, &used, &files)
     };
-    let mut finding = None;
+    let mut finding = (!failures.is_empty())
+        .then(|| ExperimentError::Finding(format!("{} published bars could not be predicted", failures.len())));
     for experiment in &experiments {
         let summary = sweep::execute(experiment, &source, &args.output.join(&experiment.name))?;
         if !args.json {
@@ -166,18 +171,27 @@ fn published(data: &Data) -> Result<Vec<(Figure, Option<Judged>)>, ExperimentErr
     Ok(bars)
 }
 
-fn predict(source: &Source) -> Result<Vec<Bar>, ExperimentError> {
+fn predict(source: &Source) -> Result<Bars, ExperimentError> {
     let published = published(&source.data)?;
     let bar = progress::bar(published.len() as u64, "figures");
     let predict = |(figure, judged): &(Figure, Option<Judged>)| {
-        let predicted = predict_bar(source, figure, judged.as_ref())?;
+        let predicted = predict_bar(source, figure, judged.as_ref());
         bar.inc(1);
-        Ok(predicted)
+        predicted
     };
-    // Collected first, so that the first failure in order is the one that is reported.
+    // Collected in order, so that what is reported does not depend on the threads.
     let predicted: Vec<Result<Bar, ExperimentError>> = published.par_iter().map(predict).collect();
     bar.finish_and_clear();
-    predicted.into_iter().collect()
+    let (mut bars, mut failures) = (Vec::new(), Vec::new());
+    for predicted in predicted {
+        match predicted {
+            Ok(bar) => bars.push(bar),
+            // A run that gets stuck says something of one bar only; anything else is wrong with the data.
+            Err(error) if error.exit_code() == 3 => failures.push(error.to_string().replace('\n', "")),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((bars, failures))
 }
 
 fn predict_bar(source: &Source, figure: &Figure, judged: Option<&Judged>) -> Result<Bar, ExperimentError> {
@@ -204,6 +218,7 @@ fn predict_bar(source: &Source, figure: &Figure, judged: Option<&Judged>) -> Res
             seed: 0,
             noise: false,
             execution: Execution::Folded,
+            clock: None,
         };
         let case = draft.resolve(source).map_err(plan::flagged)?;
         let SplitChoice::Fixed(split) = case.split else { return Err(missing("no split")) };
@@ -428,6 +443,7 @@ fn assumed_csv(machines: &[&tilewire_sim::Machine]) -> String {
 
 fn text(
     bars: &[Bar],
+    failures: &[String],
     errors: &[GroupError],
     decisions: &[Decision],
     machines: &[&tilewire_sim::Machine],
@@ -493,6 +509,9 @@ fn text(
         }
     }
     text.push('\n');
+    for failure in failures {
+        let _ = writeln!(text, "not predicted: {failure}");
+    }
     for file in files {
         let _ = writeln!(text, "wrote {}", file.display());
     }

@@ -9,7 +9,7 @@
 //! A [`Refusal`] names the part of the draft that is wrong; the flags and the experiment file each know where that part
 //! was written.
 
-use crate::cli::{CaseArgs, PointArgs, ProtocolArg};
+use crate::cli::{CaseArgs, ClockArg, PointArgs, ProtocolArg};
 use crate::data::{Data, DataError, EffectiveSplit, System, read_machine};
 use crate::error::ExperimentError;
 use crate::shape;
@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tilewire_kernels::{Cluster, Kernel, OptionSet, Options, Problem, ProblemKind, RoleKind, RoleSplit, Spec};
 use tilewire_sim::machine::PeerPath;
+use tilewire_sim::predict::Clock;
 use tilewire_sim::{Config, Execution, Machine, Protocol};
 
 /// Nodes, and GPUs per node, of a cluster at most.
@@ -154,6 +155,8 @@ pub struct Draft {
     pub noise: bool,
     /// Ranks that are simulated.
     pub execution: Execution,
+    /// How warm the card is; none: as the protocol's loops leave it.
+    pub clock: Option<Clock>,
 }
 
 /// One prediction, every name looked up.
@@ -183,6 +186,8 @@ pub struct Case {
     pub noise: bool,
     /// Ranks that are simulated.
     pub execution: Execution,
+    /// How warm the card is.
+    pub clock: Clock,
     /// Fields of the shape that were not given.
     pub defaults: Vec<(&'static str, u64)>,
 }
@@ -379,6 +384,7 @@ impl Draft {
             seed: self.seed,
             noise: self.noise,
             execution: self.execution,
+            clock: self.clock.unwrap_or(if protocol == Protocol::Fair { Clock::Sustained } else { Clock::Cold }),
             defaults,
         })
     }
@@ -465,6 +471,7 @@ impl Case {
         Config {
             execution: self.execution,
             protocol: self.protocol,
+            clock: self.clock,
             noise_seed: self.noise.then_some(self.seed),
             timeline: false,
         }
@@ -484,6 +491,14 @@ impl Case {
             Execution::Folded => "folded",
             Execution::Mirror => "mirror",
             Execution::Full => "full",
+        }
+    }
+
+    /// The clock's name.
+    pub const fn clock_name(&self) -> &'static str {
+        match self.clock {
+            Clock::Sustained => "sustained",
+            Clock::Cold => "cold",
         }
     }
 
@@ -524,6 +539,7 @@ impl CaseArgs {
             seed: 0,
             noise: false,
             execution: Execution::Folded,
+            clock: None,
         })
     }
 
@@ -542,6 +558,7 @@ impl PointArgs {
             seed: self.run.seed,
             noise: self.run.noise,
             execution: self.run.execution.execution(),
+            clock: self.run.clock.map(ClockArg::clock),
             ..self.case.draft()?
         };
         draft.resolve(source).map_err(flagged)

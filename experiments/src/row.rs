@@ -27,6 +27,7 @@ pub fn columns() -> Vec<String> {
             "protocol",
             "mode",
             "execution",
+            "clock",
             "seed",
             "noise",
             "status",
@@ -76,6 +77,7 @@ pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
         case.protocol_name().to_owned(),
         case.mode().to_owned(),
         case.execution_name().to_owned(),
+        case.clock_name().to_owned(),
         case.seed.to_string(),
         case.noise.to_string(),
     ]);

@@ -1,6 +1,6 @@
 //! `tune`: the best split of a shape, and how far it can be from the model's optimum.
 
-use crate::cli::{ProtocolArg, TuneArgs};
+use crate::cli::{ClockArg, ProtocolArg, TuneArgs};
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Draft};
@@ -38,6 +38,7 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         seed: args.run.seed,
         noise: args.run.noise,
         execution: args.run.execution.execution(),
+        clock: args.run.clock.map(ClockArg::clock),
         ..args.case.draft()?
     };
     let case = draft.resolve(&source).map_err(plan::flagged)?;
