@@ -624,7 +624,9 @@ impl Compiler<'_> {
                 let work = loop_ps + fixed;
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, misses[0] + misses[1]));
-                loads.push((Offset::ME, ResourceKind::Operand, (bm + bn) * bk * 2 * u64::from(*steps)));
+                let panels = (bm + bn) * bk * 2 * u64::from(*steps);
+                let loaded = (panels as f64 * gemm.load_bytes_per_byte.value).round() as u64;
+                loads.push((Offset::ME, ResourceKind::Operand, loaded));
                 loads.push((Offset::ME, ResourceKind::Chip, 2 * bm * bn * bk * u64::from(*steps)));
                 let main = self.class(&loads, work);
                 let hold = ps_from_ns(match drain {
@@ -768,8 +770,11 @@ impl Compiler<'_> {
                 };
                 // Every CTA drives its share of the channels.
                 let driven = (f64::from(*ctas) / collective.sms.value).min(1.0);
-                let ps = collective.latency_us.value * 1e6
-                    + *bytes as f64 * wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
+                let wire = *bytes as f64 * wire;
+                let fill_wire = collective.fill_wire_mib.value * 1_048_576.0;
+                let filled = if wire < fill_wire { wire / fill_wire } else { 1.0 };
+                let ps = (collective.latency_us.value + collective.fill_us.value * filled) * 1e6
+                    + wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
                 let mut forms = nothing;
                 for form in &mut forms {
                     form.fixed = ps.round() as u64;

@@ -220,8 +220,14 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
                 CtaCount::Fixed(n) => n.min(role.tasks.max(1)),
                 CtaCount::AllSms | CtaCount::AllBut(_) => 0,
             };
-            // A collective holds all of its CTAs, though one worker stands for them.
-            let holds = if let (CtaCount::Fixed(n), true) = (role.ctas, role.collective) { n } else { counts[r] };
+            let mut holds = counts[r];
+            if role.collective {
+                // All CTAs work on one collective after the other: one worker stands for them, all hold their SMs.
+                if let CtaCount::Fixed(n) = role.ctas {
+                    holds = n;
+                }
+                counts[r] = counts[r].min(1);
+            }
             need += u64::from(holds);
         }
         if need > u64::from(sms) {
@@ -234,8 +240,9 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
         }
         for r in launch.roles.clone() {
             if let Some(spared) = program.roles[r].ctas.spared() {
-                counts[r] = (sms - need as u32).saturating_sub(spared);
-                need += u64::from(counts[r]);
+                let rest = (sms - need as u32).saturating_sub(spared);
+                need += u64::from(rest);
+                counts[r] = if program.roles[r].collective { rest.min(1) } else { rest };
             }
         }
         held.push(need);

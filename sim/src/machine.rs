@@ -93,6 +93,8 @@ section! {
     Gemm {
         /// Matrix throughput of one SM in its main loop, alone on the chip.
         sm_tflops,
+        /// Bytes that a CTA loads per byte of its operand panels; the rest comes by multicast inside a cluster.
+        load_bytes_per_byte,
         /// First operand load to first matrix instruction, when not hidden behind the tile before.
         fill_ns,
         /// Accumulators to shared memory and issue of the store.
@@ -251,10 +253,18 @@ section! {
 }
 
 section! {
-    /// A library collective: `latency + wire bytes / bandwidth`, wire bytes as in the usual bus bandwidth.
+    /// A library collective: `latency + fill * min(1, wire / fill_wire) + wire / bus`, wire bytes as in the usual bus
+    /// bandwidth.
+    ///
+    /// A collective is a pipeline over its steps. Its pieces grow with the message until they are as large as the
+    /// library's buffers; the time to fill the pipeline grows with the pieces, then stays.
     Collective {
-        /// Fixed time.
+        /// Time of the smallest message.
         latency_us,
+        /// Time to fill the pipeline with the largest pieces.
+        fill_us,
+        /// Wire bytes of a rank from which on pieces are as large as they get.
+        fill_wire_mib,
         /// Bandwidth of the slowest link on the path, per rank.
         bus_gbs,
         /// SMs that the library takes while it runs.
