@@ -1,13 +1,16 @@
 //! The functional executor over every kernel of the registry.
 
 #[path = "../../kernels/tests/small/mod.rs"]
+#[allow(dead_code, reason = "each suite uses a part of it")]
 mod small;
 
 use small::{Case, cases};
-use tilewire_hw::values::{Config, ExecError, Report, Scheduler, run};
+use std::collections::{BTreeMap, BTreeSet};
+use tilewire_hw::values::{Config, ExecError, Race, Report, Scheduler, run};
 use tilewire_kernels::{Fabric, OptionSet, RoleKind, RoleSplit};
 
-const SCHEDULERS: [Scheduler; 8] = [
+const SCHEDULERS: [Scheduler; 9] = [
+    Scheduler::Laggards,
     Scheduler::RoundRobin,
     Scheduler::Random,
     Scheduler::DelayedPuts,
@@ -18,23 +21,28 @@ const SCHEDULERS: [Scheduler; 8] = [
     Scheduler::Starve(RoleKind::InterReduce),
 ];
 
-fn split(ctas: u32) -> RoleSplit {
-    RoleSplit { compute: ctas, intra_comm: ctas, inter_send: ctas, inter_reduce: ctas }
+/// CTAs per role; the last is one for every task, so that only flags hold tasks back.
+const CTAS: [u32; 4] = [1, 2, 3, 64];
+
+fn config(case: usize, turn: usize) -> Config {
+    let ctas = CTAS[(case + turn) % CTAS.len()];
+    // Laggards always, four of the others by turns.
+    let other = 1 + (4 * case + turn) % (SCHEDULERS.len() - 1);
+    let scheduler = SCHEDULERS[if turn == 0 { 0 } else { other }];
+    let split = RoleSplit { compute: ctas, intra_comm: ctas, inter_send: ctas, inter_reduce: ctas };
+    Config { split, sms: 4 * ctas, seed: (case * 100 + turn) as u64, scheduler, ..Config::default() }
 }
 
-fn execute(case: &Case, config: &Config) -> Result<Report, ExecError> {
-    let schedule = case.kernel.build(&case.spec).expect("a small case builds");
-    run(&schedule, case.kernel, &case.spec, config)
-}
+/// Runs of a case.
+const TURNS: usize = 5;
 
-/// Runs every case of a set under every scheduler, with 1, 2, 3 and very many CTAs per role in turn.
-fn suite(set: OptionSet, fabric: Fabric, accept: impl Fn(&Case, &Config, Result<Report, ExecError>)) {
+/// Runs every case of a set a few times; schedulers and CTA counts take turns over cases and runs.
+fn suite(set: OptionSet, fabric: Fabric, mut accept: impl FnMut(&Case, &Config, Result<Report, ExecError>)) {
     for (i, case) in cases(set, fabric).iter().enumerate() {
-        for (j, scheduler) in SCHEDULERS.into_iter().enumerate() {
-            let ctas = [1, 2, 3, 64][(i + j) % 4];
-            let seed = (i * SCHEDULERS.len() + j) as u64;
-            let config = Config { split: split(ctas), sms: 4 * ctas, seed, scheduler, ..Config::default() };
-            accept(case, &config, execute(case, &config));
+        let schedule = case.kernel.build(&case.spec).expect("a small case builds");
+        for turn in 0..TURNS {
+            let config = config(i, turn);
+            accept(case, &config, run(&schedule, case.kernel, &case.spec, &config));
         }
     }
 }
@@ -56,13 +64,48 @@ fn tilewire_sets_are_right_and_free_of_races_on_efa_srd() {
     suite(OptionSet::Tilewire, Fabric::EfaSrd, clean);
 }
 
-#[test]
-fn published_sets_end() {
-    suite(OptionSet::Published, Fabric::EfaSrd, |case, config, result| {
-        if let Err(error) = result
-            && !matches!(error, ExecError::Wrong(..))
-        {
-            panic!("{}: {config:?}\n{error}", case.name());
-        }
+/// What is known to go wrong in a published set: races, by kernel. A kernel without one computes right values.
+fn known_races(kernel: &str, fabric: Fabric) -> &'static [&'static str] {
+    match (kernel, fabric) {
+        // A word on a queue of its own may overtake its data where the fabric does not order them.
+        ("gemm_ar", Fabric::EfaSrd) => &["landing: put write / reduce read"],
+        ("gemm_rs", _) => &[
+            // A rank's main launch waits for its own zeroing helper, not for its neighbours'.
+            "staging: fill write / gemm_tile add",
+            // A chunk is signalled ready before the adds into it are visible.
+            "staging: gemm_tile add / put read",
+            "staging: gemm_tile add / reduce read",
+            "staging: gemm_tile write / put read",
+            "staging: gemm_tile write / reduce read",
+        ],
+        // Nothing protects the source of a put until it is sent.
+        ("ring_attention", _) => &["k: copy write / put read", "v: copy write / put read"],
+        _ => &[],
+    }
+}
+
+fn published(fabric: Fabric) {
+    let mut found: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    suite(OptionSet::Published, fabric, |case, config, result| {
+        let races = match result {
+            Ok(report) => report.races,
+            Err(ExecError::Wrong(_, races)) if !known_races(case.kernel.name(), fabric).is_empty() => races,
+            Err(error) => panic!("{}: {config:?}\n{error}", case.name()),
+        };
+        found.entry(case.kernel.name()).or_default().extend(races.iter().map(Race::signature));
     });
+    for (kernel, races) in found {
+        let known: BTreeSet<String> = known_races(kernel, fabric).iter().map(ToString::to_string).collect();
+        assert_eq!(races, known, "{kernel} on {fabric}");
+    }
+}
+
+#[test]
+fn published_sets_have_known_races_only_on_ib_rc() {
+    published(Fabric::IbRc);
+}
+
+#[test]
+fn published_sets_have_known_races_only_on_efa_srd() {
+    published(Fabric::EfaSrd);
 }

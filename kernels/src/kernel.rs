@@ -227,6 +227,15 @@ pub(crate) fn divides(
     Err(BuildError::Divisibility { kernel, what, value, multiple_of, why: why(), nearest })
 }
 
+/// Least common multiple of positive numbers: one divisibility for several, so that the nearest legal value is right.
+pub(crate) const fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
 /// Checks that a size fits the 32-bit fields that count tiles, rows and flags.
 pub(crate) fn fits_u32(kernel: &'static str, what: &'static str, value: u64) -> Result<u32, BuildError> {
     u32::try_from(value).map_err(|_| BuildError::Range {

@@ -23,7 +23,7 @@
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
     BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, divides,
-    drain, fits_u32, main_loop, publish,
+    drain, fits_u32, lcm, main_loop, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -164,11 +164,9 @@ impl Kernel for MoeDispatchGemm {
 
     fn build(&self, spec: &Spec) -> Result<Schedule, BuildError> {
         let plan = Plan::new(spec)?;
-        let (remote, gpus) = (plan.nodes - 1, plan.gpus);
-        let ready = remote * gpus * if plan.prefix { 1 } else { plan.chunks };
         let flags = vec![
-            FlagFamily { name: "arrived".into(), slots: (remote * plan.chunks) as u32 },
-            FlagFamily { name: "ready".into(), slots: fits_u32(NAME, "ready flags", ready)? },
+            FlagFamily { name: "arrived".into(), slots: ((plan.nodes - 1) * plan.chunks) as u32 },
+            FlagFamily { name: "ready".into(), slots: plan.ready_flags() as u32 },
             FlagFamily { name: "rows".into(), slots: plan.max_blocks as u32 },
         ];
         Ok(Schedule {
@@ -274,6 +272,8 @@ struct Layout {
     blocks: Vec<Block>,
     /// Indices of blocks in the order of work.
     order: Vec<u32>,
+    /// Highest level that a gather waits for, by ready flag: with prefix counters a number of chunks, else 0 or 1.
+    ready_levels: Vec<u32>,
 }
 
 /// What the output rows of a rank hold, for the unfused form of this kernel.
@@ -364,7 +364,11 @@ impl Plan {
         fits_u32(NAME, "tokens times topk, padded", choices.saturating_add(experts / ranks * bm))?;
         let local_tokens = tokens / ranks;
         let chunks = (local_tokens * hidden * 2).div_ceil(put_bytes);
-        fits_u32(NAME, "arrived flags (puts of a rank)", u64::from(spec.cluster.nodes - 1) * chunks)?;
+        fits_u32(
+            NAME,
+            "ready flags (chunks landed in a node)",
+            (ranks - u64::from(spec.cluster.gpus_per_node)) * chunks,
+        )?;
         let ticket = options.word("claim") == "ticket";
         let recycle = options.flag("recycle");
         if recycle && !ticket {
@@ -407,6 +411,7 @@ impl Plan {
                 chosen.extend((0..topk).map(|j| ((token * topk + j) % experts) as u32));
             }),
             _ => {
+                // The published bench draws by one random weight vector; that it is uniform is assumed.
                 let mut random = SplitMix64(seed);
                 let weights: Vec<f64> = (0..experts).map(|_| random.open_unit()).collect();
                 let urn = Urn::new(weights);
@@ -478,7 +483,23 @@ impl Plan {
         }
         let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
         order.sort_by_key(|&block| blocks[block as usize].pass);
-        Layout { table, blocks, order }
+        let mut layout = Layout { table, blocks, order, ready_levels: vec![0; self.ready_flags() as usize] };
+        let (mut slots, mut waits) = (Vec::new(), Vec::new());
+        for entries in layout.table.chunks(self.slice_tokens as usize) {
+            waits.clear();
+            self.arrival_waits(entries, &mut slots, &mut waits);
+            for wait in &waits {
+                for slot in wait.slots() {
+                    let level = &mut layout.ready_levels[slot as usize];
+                    *level = wait.at_least.max(*level);
+                }
+            }
+        }
+        layout
+    }
+
+    const fn ready_flags(&self) -> u64 {
+        (self.nodes - 1) * self.gpus * if self.prefix { 1 } else { self.chunks }
     }
 
     fn layout(&self, rank: Rank) -> &Layout {
@@ -552,7 +573,7 @@ impl Plan {
         (if self.prefix { sender } else { sender * self.chunks + chunk }) as u32
     }
 
-    fn notice_tasks(&self, sink: &mut dyn FnMut(Task)) {
+    fn notice_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
         for chunk in 0..self.chunks {
             for dn in 1..self.nodes {
                 let mut task = Task::new(Op::Sync).wait(Wait::on(ARRIVED, ((dn - 1) * self.chunks + chunk) as u32, 1));
@@ -561,9 +582,15 @@ impl Plan {
                     task.waits.push(Wait::on(READY, self.ready_slot(dn, 0, 0), chunk as u32));
                 }
                 for dg in 0..self.gpus {
+                    let to = Offset::local(dg as u16);
                     // Seen from there I am -dg further.
                     let slot = self.ready_slot(dn, (self.gpus - dg) % self.gpus, chunk);
-                    task.signals.push(Signal::one(At::local(dg as u16), READY, slot));
+                    let level = self.layout(self.cluster.at(rank, to)).ready_levels[slot as usize];
+                    let gathers = u64::from(level) > if self.prefix { chunk } else { 0 };
+                    let next_notice = self.prefix && dg == 0 && chunk + 1 < self.chunks;
+                    if gathers || next_notice {
+                        task.signals.push(Signal::one(At::Offset(to), READY, slot));
+                    }
                 }
                 sink(task);
             }
@@ -572,7 +599,7 @@ impl Plan {
 
     fn gather_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
         let (bm, layout) = (self.tile[0], self.layout(rank));
-        let mut slots = Vec::new();
+        let (mut slots, mut waits) = (Vec::new(), Vec::new());
         for &block in &layout.order {
             for start in (0..bm).step_by(self.slice_tokens as usize).map(|row| u64::from(block) * bm + row) {
                 let entries = &layout.table[start as usize..(start + self.slice_tokens) as usize];
@@ -589,14 +616,16 @@ impl Plan {
                     load_store_overlap: self.load_store_overlap,
                 })
                 .signal(Signal { add: self.slice_tokens as u32, ..Signal::one(At::ME, ROWS, block) });
-                self.arrival_waits(entries, &mut slots, &mut task);
+                waits.clear();
+                self.arrival_waits(entries, &mut slots, &mut waits);
+                task.waits.extend(waits.iter().copied());
                 sink(task);
             }
         }
     }
 
     /// What the landed rows among `entries` wait for.
-    fn arrival_waits(&self, entries: &[Option<GatherEntry>], slots: &mut Vec<u32>, task: &mut Task) {
+    fn arrival_waits(&self, entries: &[Option<GatherEntry>], slots: &mut Vec<u32>, waits: &mut Vec<Wait>) {
         let landed = entries.iter().flatten().filter_map(|entry| {
             let (dn, token) = (u64::from(entry.row) / self.local_tokens, u64::from(entry.row) % self.local_tokens);
             (dn != 0).then_some((dn, u64::from(entry.dg), token))
@@ -605,7 +634,7 @@ impl Plan {
             // One level for all senders: tokens are in the order of their chunks, which senders send in step.
             if let Some(chunk) = landed.map(|(_, _, token)| self.last_chunk(token)).max() {
                 let senders = ((self.nodes - 1) * self.gpus) as u32;
-                task.waits.push(Wait::run(READY, 0, senders, 1, chunk as u32 + 1, Gate::Start));
+                waits.push(Wait::run(READY, 0, senders, 1, chunk as u32 + 1, Gate::Start));
             }
             return;
         }
@@ -617,7 +646,7 @@ impl Plan {
         slots.sort_unstable();
         slots.dedup();
         for run in slots.chunk_by(|a, b| a + 1 == *b) {
-            task.waits.push(Wait::run(READY, run[0], run.len() as u32, 1, 1, Gate::Start));
+            waits.push(Wait::run(READY, run[0], run.len() as u32, 1, 1, Gate::Start));
         }
     }
 
@@ -652,21 +681,13 @@ impl TaskSource for Plan {
             0 => self.compute_tasks(rank, sink),
             1 => self.gather_tasks(rank, sink),
             2 => self.send_tasks(sink),
-            _ => self.notice_tasks(sink),
+            _ => self.notice_tasks(rank, sink),
         }
     }
 
     fn table(&self, rank: Rank) -> Vec<Option<GatherEntry>> {
         self.layout(rank).table.clone()
     }
-}
-
-const fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 /// SplitMix64. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.

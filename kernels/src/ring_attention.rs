@@ -28,7 +28,7 @@
 
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, Element, Expected, Kernel, Problem, ProblemKind, Slice, Spec, divides, fits_u32, publish,
+    BuildError, Element, Expected, Kernel, Problem, ProblemKind, Slice, Spec, divides, fits_u32, lcm, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -258,14 +258,6 @@ fn default_chunk_rows(published: bool, problem: &Problem, cluster: Cluster) -> u
     let rows = seq / cluster.ranks() as u64;
     let divisor = |step: u64| (step..=limit).rev().find(|c| c % step == 0 && rows > 0 && rows.is_multiple_of(*c));
     divisor(128).or_else(|| divisor(1)).unwrap_or(limit)
-}
-
-const fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 /// Sizes that both forms share.

@@ -35,9 +35,7 @@ pub enum Form {
 pub enum ResourceKind {
     /// HBM, reads and writes.
     Hbm,
-    /// Operand loads of all SMs.
-    Operand,
-    /// Matrix throughput of the chip, FLOP/s.
+    /// Power of the chip, as FLOP/s of matrix work at full clock.
     Chip,
     /// NVLink out.
     Egress,
@@ -58,20 +56,19 @@ impl ResourceKind {
     pub const fn index(self, rails: u32) -> u32 {
         match self {
             Self::Hbm => 0,
-            Self::Operand => 1,
-            Self::Chip => 2,
-            Self::Egress => 3,
-            Self::Ingress => 4,
-            Self::PcieOut => 5,
-            Self::PcieIn => 6,
-            Self::NicOut(rail) => 7 + rail as u32,
-            Self::NicIn(rail) => 7 + rails + rail as u32,
+            Self::Chip => 1,
+            Self::Egress => 2,
+            Self::Ingress => 3,
+            Self::PcieOut => 4,
+            Self::PcieIn => 5,
+            Self::NicOut(rail) => 6 + rail as u32,
+            Self::NicIn(rail) => 6 + rails + rail as u32,
         }
     }
 
     /// Resources of a rank.
     pub const fn count(rails: u32) -> u32 {
-        7 + 2 * rails
+        6 + 2 * rails
     }
 }
 
@@ -296,8 +293,8 @@ pub struct Compiled {
     pub raisers: Vec<(Option<RoleKind>, bool)>,
     /// Timing constants.
     pub times: Times,
-    /// Capacities of one rank's resources.
-    pub capacities: Vec<u64>,
+    /// Capacity and base demand of one rank's resources.
+    pub capacities: Vec<(u64, u64)>,
     /// Put arrivals count as satisfied from the start.
     pub stale_arrivals: bool,
 }
@@ -624,9 +621,6 @@ impl Compiler<'_> {
                 let work = loop_ps + fixed;
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, misses[0] + misses[1]));
-                let panels = (bm + bn) * bk * 2 * u64::from(*steps);
-                let loaded = (panels as f64 * gemm.load_bytes_per_byte.value).round() as u64;
-                loads.push((Offset::ME, ResourceKind::Operand, loaded));
                 loads.push((Offset::ME, ResourceKind::Chip, 2 * bm * bn * bk * u64::from(*steps)));
                 let main = self.class(&loads, work);
                 let hold = ps_from_ns(match drain {
@@ -704,19 +698,25 @@ impl Compiler<'_> {
             CostKey::Gather { local, remote, row_bytes, zero, in_flight, overlap } => {
                 let bytes = |rows: u32| u64::from(rows) * u64::from(*row_bytes);
                 let mut loads = Loads::new();
-                loads.push((Offset::ME, ResourceKind::Hbm, bytes(*local) + bytes(local + remote + zero)));
+                let rows = local + remote + zero;
+                // The share of remote rows in quarters: slices then fall into a handful of classes instead of hundreds.
+                let remote_bytes = bytes(rows) * u64::from((4 * remote + rows / 2) / rows.max(1)) / 4;
+                loads.push((
+                    Offset::ME,
+                    ResourceKind::Hbm,
+                    bytes(local + remote) - remote_bytes.min(bytes(local + remote)) + bytes(rows),
+                ));
                 let peers = u64::from(self.cluster.gpus_per_node) - 1;
-                if *remote > 0 && machine.peer_path == PeerPath::Nvlink {
+                if remote_bytes > 0 && machine.peer_path == PeerPath::Nvlink {
                     // Rows of one slice come from many GPUs; each neighbour serves an equal share.
-                    loads.push((Offset::ME, ResourceKind::Ingress, bytes(*remote)));
+                    loads.push((Offset::ME, ResourceKind::Ingress, remote_bytes));
                     for offset in self.node().skip(1) {
-                        loads.push((offset, ResourceKind::Egress, bytes(*remote) / peers));
-                        loads.push((offset, ResourceKind::Hbm, bytes(*remote) / peers));
+                        loads.push((offset, ResourceKind::Egress, remote_bytes / peers));
+                        loads.push((offset, ResourceKind::Hbm, remote_bytes / peers));
                     }
                 } else {
-                    loads.push((Offset::ME, ResourceKind::Hbm, bytes(*remote)));
+                    loads.push((Offset::ME, ResourceKind::Hbm, remote_bytes));
                 }
-                let rows = local + remote + zero;
                 let total = bytes(rows) as f64;
                 let load_ns = if *remote > 0 { self.latency_ns(At::local(1)) } else { sm.local_latency_ns.value };
                 let store_ns = sm.local_latency_ns.value;
@@ -1254,20 +1254,22 @@ fn set_countdowns(programs: &mut [Program], schedule: &Schedule, representatives
     }
 }
 
-fn capacities(machine: &Machine) -> Vec<u64> {
+fn capacities(machine: &Machine) -> Vec<(u64, u64)> {
     let rails = machine.nic.rails.value as u32;
-    let mut capacities = vec![0; ResourceKind::count(rails) as usize];
+    let mut capacities = vec![(0, 0); ResourceKind::count(rails) as usize];
     let mut set = |kind: ResourceKind, value| capacities[kind.index(rails) as usize] = value;
-    set(ResourceKind::Hbm, rate(machine.gpu.hbm_gbs.value));
-    set(ResourceKind::Operand, rate(machine.gpu.operand_gbs.value));
-    set(ResourceKind::Chip, (machine.gpu.chip_tflops.value * 1e12) as u64);
-    set(ResourceKind::Egress, rate(machine.nvlink.egress_gbs.value));
-    set(ResourceKind::Ingress, rate(machine.nvlink.ingress_gbs.value));
-    set(ResourceKind::PcieOut, rate(machine.nic.pcie_gbs.value));
-    set(ResourceKind::PcieIn, rate(machine.nic.pcie_gbs.value));
+    set(ResourceKind::Hbm, (rate(machine.gpu.hbm_gbs.value), 0));
+    let power = |tflops: f64| (tflops * 1e12).round() as u64;
+    let gpu = &machine.gpu;
+    let budget = power(gpu.droop_knee_tflops.value + gpu.droop_static_tflops.value);
+    set(ResourceKind::Chip, (budget, power(gpu.droop_static_tflops.value)));
+    set(ResourceKind::Egress, (rate(machine.nvlink.egress_gbs.value), 0));
+    set(ResourceKind::Ingress, (rate(machine.nvlink.ingress_gbs.value), 0));
+    set(ResourceKind::PcieOut, (rate(machine.nic.pcie_gbs.value), 0));
+    set(ResourceKind::PcieIn, (rate(machine.nic.pcie_gbs.value), 0));
     for rail in 0..rails as u8 {
-        set(ResourceKind::NicOut(rail), rate(machine.nic.rail_gbs.value));
-        set(ResourceKind::NicIn(rail), rate(machine.nic.rail_gbs.value));
+        set(ResourceKind::NicOut(rail), (rate(machine.nic.rail_gbs.value), 0));
+        set(ResourceKind::NicIn(rail), (rate(machine.nic.rail_gbs.value), 0));
     }
     capacities
 }

@@ -316,7 +316,7 @@ impl<'a> EngineState<'a> {
     fn new(c: &'a Compiled, counts: Vec<u32>, form: Form, timeline: bool) -> Self {
         let n = c.ranks.len();
         let per_rank = ResourceKind::count(c.times.rails);
-        let capacities: Vec<u64> = (0..n).flat_map(|_| c.capacities.iter().copied()).collect();
+        let capacities: Vec<(u64, u64)> = (0..n).flat_map(|_| c.capacities.iter().copied()).collect();
         let mut sharing = Sharing::new(&capacities);
         for &rank in &c.ranks {
             for class in &c.classes {

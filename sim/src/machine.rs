@@ -81,10 +81,11 @@ section! {
         hbm_gbs,
         /// Operand panels touched within this many bytes, in issue order, are found in L2.
         l2_window_mib,
-        /// Operand bytes that all SMs together can load into shared memory, L2 hits included.
-        operand_gbs,
-        /// Matrix throughput of the whole chip under sustained load (clock and power droop included).
-        chip_tflops,
+        /// Matrix throughput of the chip from which on the clock droops: the power limit is reached.
+        droop_knee_tflops,
+        /// Power that does not depend on the matrix work, as matrix throughput of the same power at full clock. Above
+        /// the knee all SMs slow down to `(knee + static) / (static + demand)` of their full speed.
+        droop_static_tflops,
     }
 }
 
@@ -93,8 +94,6 @@ section! {
     Gemm {
         /// Matrix throughput of one SM in its main loop, alone on the chip.
         sm_tflops,
-        /// Bytes that a CTA loads per byte of its operand panels; the rest comes by multicast inside a cluster.
-        load_bytes_per_byte,
         /// First operand load to first matrix instruction, when not hidden behind the tile before.
         fill_ns,
         /// Accumulators to shared memory and issue of the store.

@@ -268,14 +268,15 @@ impl Simulation {
         for &(kind, total) in &self.compiled.programs[0].totals {
             let bound = match kind {
                 ResourceKind::Hbm => BoundBy::Hbm,
-                ResourceKind::Operand | ResourceKind::Chip => BoundBy::Compute,
+                ResourceKind::Chip => BoundBy::Compute,
                 ResourceKind::Egress => BoundBy::NvlinkEgress,
                 ResourceKind::Ingress => BoundBy::NvlinkIngress,
                 ResourceKind::PcieOut | ResourceKind::PcieIn | ResourceKind::NicOut(_) | ResourceKind::NicIn(_) => {
                     BoundBy::Nic
                 }
             };
-            offer(bound, total as f64 / self.compiled.capacities[kind.index(rails) as usize] as f64 * 1e6);
+            let (capacity, _) = self.compiled.capacities[kind.index(rails) as usize];
+            offer(bound, total as f64 / capacity as f64 * 1e6);
         }
         let times = &self.compiled.times;
         let commands = self.compiled.programs[0].puts.len() as f64;

@@ -55,6 +55,8 @@ struct Class {
 #[derive(Clone, Copy)]
 struct Resource {
     capacity: u64,
+    /// Demand that is always there.
+    base: u64,
     /// Sum of the demands of all flows at full speed.
     demand: u64,
     /// Demand above capacity at the last solution.
@@ -86,14 +88,17 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// No classes, these capacities in bytes/s.
-    pub fn new(capacities: &[u64]) -> Self {
+    /// No classes; the resources' capacities and their base demands, in bytes/s.
+    ///
+    /// A base demand is always there and slows down with the flows; alone it must fit its capacity.
+    pub fn new(capacities: &[(u64, u64)]) -> Self {
         Self {
             resources: capacities
                 .iter()
-                .map(|&capacity| Resource {
+                .map(|&(capacity, base)| Resource {
                     capacity,
-                    demand: 0,
+                    base,
+                    demand: base,
                     was_hot: false,
                     dirty: false,
                     visited: 0,
@@ -324,7 +329,7 @@ impl Sharing {
             let level = resources
                 .iter()
                 .map(|&r| &self.resources[r as usize])
-                .filter(|r| r.open > 0)
+                .filter(|r| r.open > r.base)
                 .map(level)
                 .min()
                 .unwrap_or(FULL_SPEED);
@@ -342,7 +347,7 @@ impl Sharing {
                 .copied()
                 .filter(|&r| {
                     let resource = &self.resources[r as usize];
-                    resource.open > 0 && self::level(resource) == level
+                    resource.open > resource.base && self::level(resource) == level
                 })
                 .collect();
             for r in full {

@@ -82,7 +82,7 @@ impl<'a> LowerBound<'a> {
             .iter()
             .flat_map(|p| p.totals.iter())
             .map(|&(kind, total)| {
-                let capacity = u128::from(compiled.capacities[kind.index(rails) as usize].max(1));
+                let capacity = u128::from(compiled.capacities[kind.index(rails) as usize].0.max(1));
                 (u128::from(total) * 1_000_000_000_000 / capacity) as u64
             })
             .max()

@@ -44,6 +44,8 @@ pub enum Scheduler {
     RoundRobin,
     /// Any CTA or put.
     Random,
+    /// Random, but some tasks and puts, from every second to one in 32 by the seed, move only when no other can.
+    Laggards,
     /// CTAs of this role move only when nobody else can.
     Starve(RoleKind),
     /// Puts move only when no CTA can.

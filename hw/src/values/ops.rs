@@ -26,7 +26,7 @@ pub(super) fn begin(memory: &Memory, rank: Rank, op: &Op) -> Carry {
             match state {
                 Some(state) if !first => {
                     let (mut o, mut top, mut sum) = (Vec::new(), Vec::new(), Vec::new());
-                    for row in memory.read_floats(me, state).chunks_exact(dim + 2) {
+                    for row in floats(DType::F32, &memory.read(me, state)).chunks_exact(dim + 2) {
                         o.extend_from_slice(&row[..dim]);
                         top.push(row[dim]);
                         sum.push(row[dim + 1]);

@@ -17,6 +17,8 @@ struct Sum {
     raiser: u32,
     /// A task both waits for it and raises it: a counter of stages, whose last add nobody waits for.
     chain: bool,
+    /// Smallest single add.
+    smallest: u32,
 }
 
 /// Findings about flags.
@@ -29,6 +31,7 @@ pub(super) fn check(schedule: &Schedule, compact: &Compact, findings: &mut Vec<F
             let sum = &mut sums[signal.flag as usize];
             sum.adds += u64::from(signal.add);
             sum.raiser = task;
+            sum.smallest = if sum.smallest == 0 { signal.add } else { sum.smallest.min(signal.add) };
             raisers[compact.family_of(signal.flag).0][signal.raiser as usize] = true;
         }
         for wait in compact.waits_of(task) {
@@ -81,6 +84,7 @@ pub(super) fn check(schedule: &Schedule, compact: &Compact, findings: &mut Vec<F
         };
         let [_, nic, host] = raisers[family];
         let (have, need) = (sum.adds, sum.level);
+        let spare = if sum.chain { u64::from(sum.smallest) } else { 0 };
         let (waiter, raiser) = (sum.waiter, sum.raiser);
         let named = |task: u32, problem: Problem| Finding::fatal(Some(name_of(schedule, compact, task)), problem);
         if nic && have > 1 {
@@ -88,7 +92,7 @@ pub(super) fn check(schedule: &Schedule, compact: &Compact, findings: &mut Vec<F
         }
         if have < u64::from(need) {
             report(1, &|| named(waiter, Problem::Unreachable { flag: at(), have, need }));
-        } else if need > 0 && have > u64::from(need) && !sum.chain && !host {
+        } else if need > 0 && have > u64::from(need) + spare && !host {
             report(2, &|| named(waiter, Problem::OverSatisfied { flag: at(), have, need }));
         }
     }

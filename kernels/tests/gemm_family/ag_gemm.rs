@@ -1,7 +1,9 @@
 //! ag_gemm.
 
-use crate::tally::{Case, SMALL_TILES, Traffic, check_flags_and_bounds, check_symmetry, task_counts, traffic};
+use crate::case::{Case, SMALL_TILES, variants};
+use crate::tally::{Traffic, check_findings, check_symmetry, error, task_counts, traffic};
 use tilewire_kernels::OptionSet::{Published, Tilewire};
+use tilewire_kernels::schedule::Op;
 use tilewire_kernels::{Fabric, OptionSet, Rank};
 
 const KERNEL: &str = "ag_gemm";
@@ -75,74 +77,48 @@ fn launches_follow_the_options() {
 
 #[test]
 fn every_variant_is_sound() {
-    let variants: [&[(&str, &str)]; 14] = [
-        &[],
-        &[("nvls", "true")],
-        &[("nvls", "true"), ("row_order", "absolute"), ("own_rows", "gathered")],
-        &[("nvls", "false"), ("copy_targets", "all")],
-        &[("nvls", "false"), ("copy_targets", "each"), ("forward", "on_arrival"), ("own_rows", "gathered")],
-        &[("exchange", "ring"), ("forward", "on_arrival")],
-        &[("exchange", "ring"), ("forward", "after_publish"), ("copy_targets", "all"), ("remote_ready", "k_chunk")],
-        &[("exchange", "ring"), ("forward", "after_publish"), ("copy_targets", "all"), ("own_rows", "direct")],
-        &[("exchange", "ring"), ("first_hop", "send_role"), ("copy_targets", "all"), ("remote_order", "arrival")],
-        &[("exchange", "direct"), ("first_hop", "prologue"), ("phase_gate", "true")],
-        &[("local_ready", "row_unit"), ("remote_ready", "row_unit")],
-        &[("copy_claim", "ready"), ("phase_gate", "true"), ("unit_tiles", "2"), ("puts_per_unit", "8")],
-        &[("compute_claim", "ticket"), ("recycle", "true")],
-        &[("super_m", "1"), ("row_order", "absolute"), ("unit_tiles", "1")],
-    ];
-    for cluster in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 2), (4, 1), (3, 3)] {
-        for set in [Published, Tilewire] {
-            for variant in variants {
-                let m = 64 * u64::from(cluster.0) * u64::from(cluster.1);
-                let mut case =
-                    Case::new(KERNEL, set, cluster, [m, 64, 128]).with(&SMALL_TILES).with(&[("chunk_k_steps", "2")]);
-                case.fabric = Fabric::EfaSrd;
-                let schedule = case.with(variant).build();
-                check_symmetry(&schedule);
-                check_flags_and_bounds(&schedule);
-            }
-        }
+    for case in variants("ag_gemm", Fabric::EfaSrd) {
+        let schedule = case.build();
+        check_symmetry(&schedule);
+        check_findings(&schedule, false);
     }
 }
 
 #[test]
 fn published_visits_the_last_arrival_first_from_three_nodes_on() {
-    use tilewire_kernels::schedule::{BufferId, Op};
-    // Rows of the gathered matrix that rank (0, 0) multiplies, one entry per node.
-    let visits = |set| {
-        let schedule =
-            Case::new(KERNEL, set, (4, 1), [64 * 4, 32, 64]).with(&SMALL_TILES).with(&[("chunk_k_steps", "2")]);
+    let case = Case::new(KERNEL, Published, (4, 1), [64 * 4, 32, 64]).with(&SMALL_TILES);
+    // Nodes whose rows rank (0, 0) multiplies. The ring brings node 3 first.
+    for (order, expected) in [("ascending", [0, 1, 2, 3]), ("arrival", [0, 3, 2, 1])] {
+        let mut case = Case { options: case.options.clone(), ..case };
+        case.options.push(("remote_order", order));
         let mut nodes = Vec::new();
-        schedule.build().for_each_task(Rank { node: 0, gpu: 0 }, 1, 0, |task| {
+        case.build().for_each_task(Rank { node: 0, gpu: 0 }, 1, 0, |task| {
             if let Op::GemmTile { outs, .. } = &task.op {
-                assert_eq!(outs[0].place.region.buffer, BufferId(2));
                 nodes.push(outs[0].place.region.offset / (64 * 32 * 2));
             }
         });
         nodes.dedup();
-        nodes
-    };
-    assert_eq!(visits(Published), [0, 1, 2, 3], "the ring brings node 3 first");
+        assert_eq!(nodes, expected, "{order}");
+    }
 }
 
 #[test]
 fn bad_shapes_say_what_is_wrong_and_what_is_near() {
     assert_eq!(
-        Case::new(KERNEL, Published, (2, 8), [6000, 512, 4096]).error(),
+        error(&Case::new(KERNEL, Published, (2, 8), [6000, 512, 4096])),
         "ag_gemm: m = 6000 must be a positive multiple of 4096 (16 ranks hold one shard each in units of 2 row blocks of \
          tile_m = 128); nearest legal: 4096 or 8192"
     );
     assert_eq!(
-        Case::new(KERNEL, Tilewire, (2, 8), [8192, 100, 4096]).error(),
+        error(&Case::new(KERNEL, Tilewire, (2, 8), [8192, 100, 4096])),
         "ag_gemm: n = 100 must be a positive multiple of 256 (tiles of tile_n = 256 columns); nearest legal: 256"
     );
     assert_eq!(
-        Case::new(KERNEL, Published, (2, 8), [8192, 256, 200]).error(),
+        error(&Case::new(KERNEL, Published, (2, 8), [8192, 256, 200])),
         "ag_gemm: k = 200 must be a positive multiple of 128 (chunks of 2 main loop steps of tile_k = 64); nearest legal: \
          128 or 256"
     );
     let forward =
         Case::new(KERNEL, Published, (3, 2), [3072, 256, 256]).with(&[("nvls", "false"), ("copy_targets", "each")]);
-    assert!(forward.error().contains("forward = after_publish needs one copy task per chunk"));
+    assert!(error(&forward).contains("forward = after_publish needs one copy task per chunk"));
 }

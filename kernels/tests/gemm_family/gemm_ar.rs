@@ -1,6 +1,7 @@
 //! gemm_ar.
 
-use crate::tally::{Case, SMALL_TILES, Traffic, check_flags_and_bounds, check_symmetry, task_counts, traffic};
+use crate::case::{Case, variants};
+use crate::tally::{Traffic, check_findings, check_symmetry, error, task_counts, traffic};
 use tilewire_kernels::OptionSet::{Published, Tilewire};
 use tilewire_kernels::schedule::{Claim, Op, Publish};
 use tilewire_kernels::{Fabric, OptionSet, Rank};
@@ -118,50 +119,27 @@ fn published_flags_are_unordered_on_efa_alone() {
 
 #[test]
 fn every_variant_is_sound() {
-    let variants: [&[(&str, &str)]; 12] = [
-        &[],
-        &[("exchange", "scatter_gather")],
-        &[("exchange", "scatter_gather"), ("publish", "copy")],
-        &[("exchange", "direct"), ("publish", "copy"), ("nvls", "true")],
-        &[("node_sum", "pull"), ("nvls", "false")],
-        &[("node_sum", "pull"), ("nvls", "true"), ("exchange", "scatter_gather")],
-        &[("node_sum", "pull"), ("double_store", "true"), ("exchange", "scatter_gather"), ("publish", "copy")],
-        &[("node_sum", "add"), ("slice_order", "absolute"), ("interleave", "row")],
-        &[("super_m", "3"), ("interleave", "row"), ("exchange", "scatter_gather")],
-        &[("intra_order", "in_order"), ("send_order", "in_order"), ("reduce_order", "in_order")],
-        &[("end_sync", "true"), ("chunk_tiles", "1"), ("exchange", "scatter_gather")],
-        &[("end_sync", "true"), ("publish", "copy"), ("chunk_tiles", "2"), ("nvls", "false")],
-    ];
-    for (nodes, gpus) in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2), (4, 1), (3, 3)] {
-        for set in [Published, Tilewire] {
-            for variant in variants {
-                let shape = [64 * u64::from(gpus), 128 * u64::from(nodes), 32];
-                let schedule = Case::new(KERNEL, set, (nodes, gpus), shape)
-                    .with(&SMALL_TILES)
-                    .with(&[("chunk_tiles", "4")])
-                    .with(variant)
-                    .build();
-                check_symmetry(&schedule);
-                check_flags_and_bounds(&schedule);
-            }
-        }
+    for case in variants("gemm_ar", Fabric::EfaSrd) {
+        let schedule = case.build();
+        check_symmetry(&schedule);
+        check_findings(&schedule, case.set == Published);
     }
 }
 
 #[test]
 fn bad_shapes_say_what_is_wrong_and_what_is_near() {
     assert_eq!(
-        Case::new(KERNEL, Published, (2, 8), [3000, 4096, 256]).error(),
+        error(&Case::new(KERNEL, Published, (2, 8), [3000, 4096, 256])),
         "gemm_ar: m = 3000 must be a positive multiple of 1024 (8 GPUs own a slice each in row blocks of tile_m = 128); \
          nearest legal: 2048 or 3072"
     );
     assert_eq!(
-        Case::new(KERNEL, Tilewire, (4, 8), [4096, 8192, 256]).with(&[("chunk_tiles", "16")]).error(),
+        error(&Case::new(KERNEL, Tilewire, (4, 8), [4096, 8192, 256]).with(&[("chunk_tiles", "16")])),
         "gemm_ar: n = 8192 must be a positive multiple of 16384 (chunks of 16 tiles of tile_n = 256 columns, shared by 4 \
          nodes under exchange = scatter_gather); nearest legal: 16384"
     );
     assert_eq!(
-        Case::new(KERNEL, Tilewire, (2, 8), [4096, 4096, 100]).error(),
+        error(&Case::new(KERNEL, Tilewire, (2, 8), [4096, 4096, 100])),
         "gemm_ar: k = 100 must be a positive multiple of 64 (main loop steps of tile_k = 64); nearest legal: 64 or 128"
     );
 }

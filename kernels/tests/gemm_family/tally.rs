@@ -1,51 +1,14 @@
 //! Counts what a schedule contains, and the checks that hold for every schedule.
 
-use std::collections::{HashMap, HashSet};
-use tilewire_kernels::schedule::{At, Op, Region, Wait};
-use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, Rank, RoleKind, Schedule, Spec, Task, kernel};
+use crate::case::Case;
+use std::collections::HashMap;
+use tilewire_kernels::check::{Problem, check};
+use tilewire_kernels::schedule::{Access, At, Op, Region};
+use tilewire_kernels::{Rank, RoleKind, Schedule, Task, kernel};
 
-/// What a test asks for.
-pub struct Case {
-    pub kernel: &'static str,
-    pub set: OptionSet,
-    pub cluster: (u16, u16),
-    pub fabric: Fabric,
-    /// m, n, k of the GEMM of a rank.
-    pub shape: [u64; 3],
-    pub options: Vec<(&'static str, &'static str)>,
-}
-
-/// Options that make tiles of 16 x 32 x 16.
-pub const SMALL_TILES: [(&str, &str); 3] = [("tile_m", "16"), ("tile_n", "32"), ("tile_k", "16")];
-
-impl Case {
-    pub fn new(kernel: &'static str, set: OptionSet, cluster: (u16, u16), shape: [u64; 3]) -> Self {
-        Self { kernel, set, cluster, fabric: Fabric::IbRc, shape, options: Vec::new() }
-    }
-
-    pub fn with(mut self, options: &[(&'static str, &'static str)]) -> Self {
-        self.options.extend(options);
-        self
-    }
-
-    pub fn spec(&self) -> Spec {
-        let [m, n, k] = self.shape;
-        let problem = Problem::Gemm { m, n, k };
-        let cluster = Cluster { nodes: self.cluster.0, gpus_per_node: self.cluster.1 };
-        let mut options = kernel(self.kernel).expect("in the registry").options(self.set, &problem, cluster);
-        for (name, text) in &self.options {
-            options.set(name, text).expect("a legal option");
-        }
-        Spec { problem, cluster, fabric: self.fabric, options }
-    }
-
-    pub fn build(&self) -> Schedule {
-        kernel(self.kernel).expect("in the registry").build(&self.spec()).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    pub fn error(&self) -> String {
-        kernel(self.kernel).expect("in the registry").build(&self.spec()).expect_err("a bad shape").to_string()
-    }
+/// The error of a case that must not build.
+pub fn error(case: &Case) -> String {
+    kernel(case.kernel).expect("in the registry").build(&case.spec()).expect_err("a bad shape").to_string()
 }
 
 /// Tasks of one role kind of rank (0, 0), all launches.
@@ -81,7 +44,6 @@ pub struct Traffic {
 }
 
 pub fn traffic(schedule: &Schedule, rank: Rank) -> Traffic {
-    use tilewire_kernels::schedule::Access;
     let mut sum = Traffic::default();
     for (launch, role) in schedule.role_indices() {
         schedule.for_each_task(rank, launch, role, |task| {
@@ -160,76 +122,10 @@ pub fn check_symmetry(schedule: &Schedule) {
     assert_eq!(equal, schedule.symmetry.is_full(), "{}", schedule.spec);
 }
 
-/// Regions in bounds, flags in range, adds equal to the highest level waited for, one put per arrived word, and the
-/// limits of `Ready` roles.
-pub fn check_flags_and_bounds(schedule: &Schedule) {
-    use tilewire_kernels::schedule::{Claim, Flag, Gate};
-    let cluster = schedule.cluster;
-    let mut added: HashMap<(Rank, Flag), u32> = HashMap::new();
-    let mut waited: HashMap<(Rank, Flag), u32> = HashMap::new();
-    let mut arrived: HashMap<(Rank, Flag), u32> = HashMap::new();
-    let mut unused: HashSet<(Rank, Flag)> = HashSet::new();
-    for rank in cluster.iter() {
-        for (launch, role) in schedule.role_indices() {
-            let ready = matches!(schedule.launches[launch].roles[role].claim, Claim::Ready { .. });
-            schedule.for_each_task(rank, launch, role, |task| {
-                task.op.for_each_access(|_, region, _| {
-                    let buffer = schedule.buffer(region.buffer);
-                    assert!(region.end() <= buffer.bytes, "{}: {task:?}", schedule.spec);
-                });
-                if ready {
-                    assert!(task.waits.len() <= 2 && task.waits.iter().map(|wait| wait.count).sum::<u32>() <= 32);
-                    assert!(task.waits.iter().all(|wait| wait.gate == Gate::Start));
-                }
-                for wait in &task.waits {
-                    check_wait(schedule, &task, wait);
-                    for slot in wait.slots() {
-                        let level = waited.entry((rank, Flag { slot, ..wait.flag })).or_default();
-                        *level = wait.at_least.max(*level);
-                    }
-                }
-                for signal in &task.signals {
-                    let targets: Vec<Rank> = match signal.to {
-                        At::Offset(offset) => {
-                            assert_eq!(offset.dn, 0);
-                            vec![cluster.at(rank, offset)]
-                        }
-                        At::AllLocal => {
-                            // A multicast raises words that some rank has no use for.
-                            unused.extend((0..cluster.gpus_per_node).map(|gpu| (Rank { gpu, ..rank }, signal.flag)));
-                            (0..cluster.gpus_per_node).map(|gpu| Rank { gpu, ..rank }).collect()
-                        }
-                    };
-                    for target in targets {
-                        *added.entry((target, signal.flag)).or_default() += signal.add;
-                    }
-                }
-                if let Op::Put { dst, arrived: flag, .. } = &task.op {
-                    let At::Offset(offset) = dst.at else { panic!("a put to all") };
-                    assert!(offset.dn != 0 && offset.dg == 0);
-                    *arrived.entry((cluster.at(rank, offset), *flag)).or_default() += 1;
-                }
-            });
-        }
-    }
-    assert!(arrived.values().all(|&puts| puts == 1), "{}: two puts share an arrived word", schedule.spec);
-    for (key, puts) in arrived {
-        assert!(added.insert(key, puts).is_none(), "mixed raisers");
-    }
-    for ((rank, flag), sum) in &added {
-        assert!(flag.slot < schedule.family(flag.family).slots, "{}: {flag:?}", schedule.spec);
-        let level = waited.get(&(*rank, *flag));
-        let useless = level.is_none() && unused.contains(&(*rank, *flag));
-        assert!(useless || level == Some(sum), "{}: {flag:?} of {rank}: {sum}, {level:?}", schedule.spec);
-    }
-    assert!(waited.keys().all(|key| added.contains_key(key)), "{}: a flag that nobody raises", schedule.spec);
-}
-
-fn check_wait(schedule: &Schedule, task: &Task, wait: &Wait) {
-    use tilewire_kernels::schedule::Gate;
-    let family = schedule.family(wait.flag.family);
-    assert!(wait.slots().all(|slot| slot < family.slots), "{}: {wait:?}", schedule.spec);
-    if wait.gate == Gate::KStep {
-        assert!(task.op.steps().is_multiple_of(wait.count), "{}: {wait:?}", schedule.spec);
+/// No finding of the static checker, but for words that nothing orders after their data where `unordered` permits them.
+pub fn check_findings(schedule: &Schedule, unordered: bool) {
+    for finding in check(schedule, None) {
+        let permitted = unordered && matches!(finding.problem, Problem::FabricOrder { .. });
+        assert!(permitted, "{} {}: {finding}", schedule.cluster, schedule.spec);
     }
 }

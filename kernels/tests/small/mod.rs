@@ -45,7 +45,7 @@ fn problems(kind: ProblemKind, cluster: Cluster) -> Vec<Problem> {
                 tokens: tokens * ranks,
                 hidden: 32,
                 inter: 32,
-                topk: if ranks * experts == 1 { 1 } else { 2 },
+                topk: (experts * ranks).min(4),
                 experts: experts * ranks,
             })
             .to_vec(),
@@ -112,7 +112,6 @@ impl<F: Fn(Rank, usize, usize, &mut Vec<Task>) + Send + Sync> TaskSource for Cha
 }
 
 /// The schedule with `change(rank, launch, role, tasks)` applied to every list.
-#[allow(dead_code, reason = "not every suite that includes this module mutates")]
 pub fn changed(
     schedule: Schedule,
     change: impl Fn(Rank, usize, usize, &mut Vec<Task>) + Send + Sync + 'static,
