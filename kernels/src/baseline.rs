@@ -240,7 +240,9 @@ impl Kernel for Baseline {
         let mut expected = self.fused().reference(&fused, rank, element);
         if matches!(self, Self::GemmAr | Self::GemmRs) {
             // The partial product, and the sum of the collective.
-            expected.iter_mut().for_each(|expected| expected.roundings = 2);
+            for expected in &mut expected {
+                expected.roundings = 2;
+            }
         }
         expected
     }
