@@ -266,9 +266,9 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
         }
     }
     for &(first, second) in &compiled.side_by_side {
-        let need = held[first as usize] + held[second as usize];
+        let need = held[first] + held[second];
         if need > u64::from(sms) {
-            let name = |launch: u32| compiled.launches[launch as usize].name.clone();
+            let name = |launch: usize| compiled.launches[launch].name.clone();
             return Err(SimError::NoRoomBeside {
                 first: name(first),
                 second: name(second),
