@@ -317,7 +317,7 @@ fn launches(of: Baseline, stages: &[Stage], collective_ctas: u32) -> Vec<Launch>
     let pairs = side_by_side(stages.iter().map(|stage| stage.after.as_slice()));
     let collects = |i: usize| stages[i].work == Work::Collect;
     let beside_collective = |i| pairs.iter().any(|&(a, b)| (a == i && collects(b)) || (b == i && collects(a)));
-    let all_sms = |i| if beside_collective(i) { CtaCount::AllBut(collective_ctas) } else { CtaCount::AllSms };
+    let all_sms = |i| CtaCount::AllBut(if beside_collective(i) { collective_ctas } else { 0 });
     // Library attention is a grid of one block per Q block, the library GEMM a persistent kernel.
     let claim = if of == Baseline::RingAttention { Claim::Ticket } else { Claim::Strided };
     let launch = |(i, stage): (usize, &Stage)| {

@@ -21,7 +21,7 @@ use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Changes whenever the encoding does, so that hashes of different formats never agree.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 1;
 
 /// Skeletons that are hashed at most; a schedule with more carries a mark on its hash.
 pub const MAX_SKELETONS: usize = 1024;
@@ -179,9 +179,8 @@ impl<F: FnMut(&[u8])> Out<F> {
                         self.tag(1);
                         self.word(ctas);
                     }
-                    CtaCount::AllSms => self.tag(2),
                     CtaCount::AllBut(sms) => {
-                        self.tag(3);
+                        self.tag(2);
                         self.word(sms);
                     }
                 }

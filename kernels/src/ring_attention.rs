@@ -747,7 +747,7 @@ impl Landing {
 
     fn launches(&self) -> Vec<Launch> {
         let all_sms =
-            Role { kind: RoleKind::Compute, ctas: CtaCount::AllSms, lanes: 1, claim: Claim::Ticket, recycle: None };
+            Role { kind: RoleKind::Compute, ctas: CtaCount::AllBut(0), lanes: 1, claim: Claim::Ticket, recycle: None };
         let mut stage = 0;
         let mut merge = 0;
         let launch = |(i, step): (usize, &Step)| {

@@ -600,7 +600,8 @@ impl Op {
 }
 
 /// How an op touches a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Reads it.
     Read,
@@ -746,9 +747,8 @@ pub enum CtaCount {
     FromSplit,
     /// The same for every split (helper launches).
     Fixed(u32),
-    /// All SMs of the GPU that the other roles of the launch leave (one-task-per-block grids, baselines).
-    AllSms,
-    /// As `AllSms`, but so many SMs fewer: they are left to a launch that runs beside this one.
+    /// All SMs of the GPU that the other roles of the launch leave, less so many that are left to a launch that runs
+    /// beside this one (one-task-per-block grids, baselines).
     AllBut(u32),
 }
 
@@ -757,7 +757,6 @@ impl CtaCount {
     pub const fn spared(self) -> Option<u32> {
         match self {
             Self::FromSplit | Self::Fixed(_) => None,
-            Self::AllSms => Some(0),
             Self::AllBut(sms) => Some(sms),
         }
     }

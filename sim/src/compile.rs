@@ -7,7 +7,7 @@
 use crate::SimError;
 use crate::engine::UNWATCHED;
 use crate::machine::{Machine, PeerPath};
-use crate::predict::{Config, Execution, Protocol};
+use crate::predict::{Clock, Config, Execution, Protocol};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -432,6 +432,15 @@ fn spread(bytes: u64, work: u64) -> u64 {
     ((u128::from(bytes) * 1_000_000_000_000 + u128::from(work / 2)) / u128::from(work)) as u64
 }
 
+/// The section of a machine file that describes a main loop.
+const fn loop_name(main_loop: MainLoop) -> &'static str {
+    match main_loop {
+        MainLoop::WaitEachStep => "wait_each_step",
+        MainLoop::Pipelined => "pipelined",
+        MainLoop::Library => "library",
+    }
+}
+
 struct Compiler<'a> {
     machine: &'a Machine,
     cluster: Cluster,
@@ -609,12 +618,7 @@ impl Compiler<'_> {
                 simple(Work::Put, forms)
             }
             CostKey::Gemm { tile, steps, misses, main_loop, drain, outs } => {
-                let name = match main_loop {
-                    MainLoop::WaitEachStep => "wait_each_step",
-                    MainLoop::Pipelined => "pipelined",
-                    MainLoop::Library => "library",
-                };
-                let gemm = &machine.gemm[name];
+                let gemm = &machine.gemm[loop_name(*main_loop)];
                 let [bm, bn, bk] = tile.map(u64::from);
                 let step = (2.0 * (bm * bn * bk) as f64 / gemm.sm_tflops.value).round() as u64;
                 let loop_ps = step * u64::from(*steps);
@@ -645,10 +649,7 @@ impl Compiler<'_> {
                 }
             }
             CostKey::Attention { tile, steps, head_dim, bytes, written, main_loop } => {
-                let attention = match main_loop {
-                    MainLoop::Library => &machine.library.attention,
-                    MainLoop::WaitEachStep | MainLoop::Pipelined => &machine.attention,
-                };
+                let attention = &machine.attention[loop_name(*main_loop)];
                 let flops = 4 * u64::from(tile[0]) * u64::from(tile[1]) * u64::from(*head_dim);
                 let step = (flops as f64 / attention.sm_tflops.value).round() as u64;
                 let fixed = ps_from_ns(attention.block_ns.value) + transfer(*written, rate(sm.copy_cta_gbs.value));
@@ -664,8 +665,7 @@ impl Compiler<'_> {
             CostKey::Merge { bytes } => {
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
-                let work = transfer(*bytes, rate(machine.attention.merge_cta_gbs.value))
-                    + ps_from_ns(sm.local_latency_ns.value);
+                let work = transfer(*bytes, rate(sm.merge_cta_gbs.value)) + ps_from_ns(sm.local_latency_ns.value);
                 let forms = self.one_flow(&loads, work);
                 simple(Work::Move, forms)
             }
@@ -969,7 +969,7 @@ impl Compiled {
             dropped,
             raisers,
             times: Times::new(machine),
-            capacities: capacities(machine),
+            capacities: capacities(machine, config.clock),
             stale_arrivals,
         })
     }
@@ -1187,7 +1187,7 @@ fn cost_key(
             bytes: src.bytes().max(dst.bytes()),
             ctas: match role.ctas {
                 CtaCount::Fixed(ctas) => ctas,
-                CtaCount::FromSplit | CtaCount::AllSms | CtaCount::AllBut(_) => u32::MAX,
+                CtaCount::FromSplit | CtaCount::AllBut(_) => u32::MAX,
             },
         },
         Op::Fill { dst } => CostKey::Fill { dst: place(dst) },
@@ -1239,15 +1239,18 @@ fn set_countdowns(programs: &mut [Program], schedule: &Schedule, representatives
     }
 }
 
-fn capacities(machine: &Machine) -> Vec<(u64, u64)> {
+fn capacities(machine: &Machine, clock: Clock) -> Vec<(u64, u64)> {
     let rails = machine.nic.rails.value as u32;
     let mut capacities = vec![(0, 0); ResourceKind::count(rails) as usize];
     let mut set = |kind: ResourceKind, value| capacities[kind.index(rails) as usize] = value;
     set(ResourceKind::Hbm, (rate(machine.gpu.hbm_gbs.value), 0));
     let power = |tflops: f64| (tflops * 1e12).round() as u64;
     let gpu = &machine.gpu;
-    let budget = power(gpu.droop_knee_tflops.value + gpu.droop_static_tflops.value);
-    set(ResourceKind::Chip, (budget, power(gpu.droop_static_tflops.value)));
+    let (knee, fixed) = match clock {
+        Clock::Sustained => (&gpu.droop_knee_tflops, &gpu.droop_static_tflops),
+        Clock::Cold => (&gpu.cold_knee_tflops, &gpu.cold_static_tflops),
+    };
+    set(ResourceKind::Chip, (power(knee.value + fixed.value), power(fixed.value)));
     set(ResourceKind::Egress, (rate(machine.nvlink.egress_gbs.value), 0));
     set(ResourceKind::Ingress, (rate(machine.nvlink.ingress_gbs.value), 0));
     set(ResourceKind::PcieOut, (rate(machine.nic.pcie_gbs.value), 0));

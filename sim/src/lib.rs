@@ -17,7 +17,7 @@ pub mod tree;
 pub mod tune;
 
 pub use machine::Machine;
-pub use predict::{Config, Execution, Prediction, Protocol, Simulation, predict};
+pub use predict::{Clock, Config, Execution, Prediction, Protocol, Simulation, predict};
 
 use std::fmt;
 use tilewire_kernels::{Rank, RoleKind, RoleSplit};

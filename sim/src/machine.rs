@@ -86,6 +86,10 @@ section! {
         /// Power that does not depend on the matrix work, as matrix throughput of the same power at full clock. Above
         /// the knee all SMs slow down to `(knee + static) / (static + demand)` of their full speed.
         droop_static_tflops,
+        /// As `droop_knee_tflops`, for the first tens of milliseconds after the card was idle.
+        cold_knee_tflops,
+        /// As `droop_static_tflops`, for the first tens of milliseconds after the card was idle.
+        cold_static_tflops,
     }
 }
 
@@ -112,8 +116,6 @@ section! {
         sm_tflops,
         /// Q load, first KV load, and the epilogue of a block.
         block_ns,
-        /// Throughput of a CTA that merges partial results, bytes read and written.
-        merge_cta_gbs,
     }
 }
 
@@ -132,6 +134,8 @@ section! {
         add_cta_gbs,
         /// Sum of one CTA, bytes read and written together.
         reduce_cta_gbs,
+        /// Merge of partial attention results of one CTA, bytes read and written together.
+        merge_cta_gbs,
         /// Row gather of one CTA with loads and stores overlapped.
         gather_cta_gbs,
         /// Latency of an in-switch reduction (NVLS).
@@ -283,8 +287,6 @@ pub struct Library {
     pub all_reduce: Collective,
     /// All-to-all.
     pub all_to_all: Collective,
-    /// Library attention kernel (FlashAttention-2).
-    pub attention: Attention,
 }
 
 /// A machine: GPUs, their node, and the network between nodes.
@@ -303,8 +305,8 @@ pub struct Machine {
     pub gpu: Gpu,
     /// GEMM tiles by main loop: `wait_each_step`, `pipelined`, `library`.
     pub gemm: BTreeMap<String, Gemm>,
-    /// Attention tiles.
-    pub attention: Attention,
+    /// Attention tiles by main loop, as `gemm`.
+    pub attention: BTreeMap<String, Attention>,
     /// Data movement by SMs.
     pub sm: Sm,
     /// NVLink.
@@ -379,8 +381,13 @@ impl Machine {
         let machine: Self = toml::from_str(text)
             .map_err(|e| MachineError::Parse { file: file.to_owned(), message: e.to_string().trim().to_owned() })?;
         for loops in ["wait_each_step", "pipelined", "library"] {
-            if !machine.gemm.contains_key(loops) {
-                let message = format!("missing section [gemm.{loops}]");
+            let missing = if machine.gemm.contains_key(loops) {
+                (!machine.attention.contains_key(loops)).then_some("attention")
+            } else {
+                Some("gemm")
+            };
+            if let Some(kind) = missing {
+                let message = format!("missing section [{kind}.{loops}]");
                 return Err(MachineError::Parse { file: file.to_owned(), message });
             }
         }
@@ -433,9 +440,11 @@ impl Machine {
         for (name, gemm) in &self.gemm {
             sections.push((format!("gemm.{name}"), gemm));
         }
+        for (name, attention) in &self.attention {
+            sections.push((format!("attention.{name}"), attention));
+        }
         sections.extend([
-            ("attention".into(), &self.attention as &dyn Section),
-            ("sm".into(), &self.sm),
+            ("sm".into(), &self.sm as &dyn Section),
             ("nvlink".into(), &self.nvlink),
             ("flags".into(), &self.flags),
             ("proxy".into(), &self.proxy),
@@ -447,7 +456,6 @@ impl Machine {
             ("library.reduce_scatter".into(), &self.library.reduce_scatter),
             ("library.all_reduce".into(), &self.library.all_reduce),
             ("library.all_to_all".into(), &self.library.all_to_all),
-            ("library.attention".into(), &self.library.attention),
         ]);
         sections
     }
@@ -459,7 +467,6 @@ impl Machine {
         let Some((prefix, field)) = name.rsplit_once('.') else { return false };
         let section: &mut dyn Section = match prefix {
             "gpu" => &mut self.gpu,
-            "attention" => &mut self.attention,
             "sm" => &mut self.sm,
             "nvlink" => &mut self.nvlink,
             "flags" => &mut self.flags,
@@ -472,11 +479,18 @@ impl Machine {
             "library.reduce_scatter" => &mut self.library.reduce_scatter,
             "library.all_reduce" => &mut self.library.all_reduce,
             "library.all_to_all" => &mut self.library.all_to_all,
-            "library.attention" => &mut self.library.attention,
-            _ => match prefix.strip_prefix("gemm.").and_then(|name| self.gemm.get_mut(name)) {
-                Some(gemm) => gemm,
-                None => return false,
-            },
+            _ => {
+                let (kind, name) = prefix.split_once('.').unwrap_or((prefix, ""));
+                let section = match kind {
+                    "gemm" => self.gemm.get_mut(name).map(|s| s as &mut dyn Section),
+                    "attention" => self.attention.get_mut(name).map(|s| s as &mut dyn Section),
+                    _ => None,
+                };
+                match section {
+                    Some(section) => section,
+                    None => return false,
+                }
+            }
         };
         for (name, param) in section.params_mut() {
             if name == field {

@@ -36,6 +36,16 @@ pub enum Protocol {
     },
 }
 
+/// How warm the card is, and so how much the power limit slows the clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Clock {
+    /// Under lasting load, as in training.
+    #[default]
+    Sustained,
+    /// In the first tens of milliseconds after idling, as in a short benchmark.
+    Cold,
+}
+
 /// How one prediction is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Config {
@@ -43,6 +53,8 @@ pub struct Config {
     pub execution: Execution,
     /// Benchmark protocol.
     pub protocol: Protocol,
+    /// How warm the card is.
+    pub clock: Clock,
     /// Seed of the noise; no noise without one.
     pub noise_seed: Option<u64>,
     /// Keep the timeline of every task.

@@ -13,10 +13,9 @@
 //! bits, rounded down; `v` has the same 32 bits and is never rounded. A flow therefore ends at a time that does not
 //! depend on how often rates were looked at, and no resource ever carries more than its capacity.
 //!
-//! **Laziness.** Resources whose demand fits their capacity never bind, and flows that cross none that binds run at
-//! full speed. Only the connected component of binding resources around a change is solved again.
-
-use std::collections::VecDeque;
+//! **Laziness.** Flows come and go during a round of events; only the change that is left at its end counts, once per
+//! class. Resources whose demand fits their capacity never bind, and flows that cross none that binds run at full speed.
+//! Only the connected component of binding resources around a change is solved again.
 
 /// `theta` of a flow that nobody holds back.
 pub const FULL_SPEED: u64 = 1 << 32;
@@ -40,24 +39,102 @@ struct Member {
     tag: Tag,
 }
 
+/// Members of a class by the value of its clock at which they end.
+#[derive(Default)]
+struct Members {
+    list: Vec<Member>,
+    /// Those before have ended.
+    head: usize,
+}
+
+impl Members {
+    fn len(&self) -> u32 {
+        (self.list.len() - self.head) as u32
+    }
+
+    fn first(&self) -> Option<&Member> {
+        self.list.get(self.head)
+    }
+
+    fn clear(&mut self) {
+        self.list.clear();
+        self.head = 0;
+    }
+
+    #[inline]
+    fn insert(&mut self, member: Member) {
+        if self.list.last().is_some_and(|last| last.ends > member.ends) {
+            self.insert_before_last(member);
+        } else {
+            self.list.push(member);
+        }
+    }
+
+    /// Rare: most flows of a class have the same work. Kept out of line so that the other case stays short.
+    #[cold]
+    #[inline(never)]
+    fn insert_before_last(&mut self, member: Member) {
+        let at = self.head + self.list[self.head..].partition_point(|m| m.ends <= member.ends);
+        self.list.insert(at, member);
+    }
+
+    /// Drops the members whose end was reached, and gives back their room now and then.
+    fn advance(&mut self, head: usize) {
+        self.head = head;
+        if head == self.list.len() {
+            self.clear();
+        } else if head >= 64 && 2 * head >= self.list.len() {
+            self.list.drain(..head);
+            self.head = 0;
+        }
+    }
+}
+
 struct Class {
     v: u128,
     /// Time at which `v` holds.
     since: u64,
     theta: u64,
-    members: VecDeque<Member>,
+    members: Members,
     /// Range in `Sharing::demands`.
     demands: (u32, u32),
+    /// Members that the demand of the resources counts: those at the last solution.
+    counted: u32,
+    /// What the caller wants to be told when `due` changes.
+    owner: u32,
     visited: u32,
     frozen: bool,
+    touched: bool,
+}
+
+impl Class {
+    fn clock(&self, now: u64) -> u128 {
+        self.v + u128::from(now - self.since) * u128::from(self.theta)
+    }
+
+    /// When the first member ends at the present speed.
+    fn next_end(&self, now: u64) -> u64 {
+        let Some(first) = self.members.first() else { return NEVER };
+        let left = first.ends.saturating_sub(self.clock(now));
+        let wait = if self.theta == FULL_SPEED {
+            left.div_ceil(1 << 32)
+        } else if self.theta == 0 {
+            return NEVER;
+        } else if let Ok(left) = u64::try_from(left) {
+            u128::from(left.div_ceil(self.theta))
+        } else {
+            left.div_ceil(u128::from(self.theta))
+        };
+        u64::try_from(u128::from(now) + wait).unwrap_or(NEVER)
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Resource {
     capacity: u64,
-    /// Demand that is always there.
+    /// Demand that is always there; it slows down with the flows.
     base: u64,
-    /// Sum of the demands of all flows at full speed.
+    /// Base and the demands of all counted flows at full speed.
     demand: u64,
     /// Demand above capacity at the last solution.
     was_hot: bool,
@@ -68,11 +145,38 @@ struct Resource {
     open: u64,
 }
 
+impl Resource {
+    const fn is_hot(&self) -> bool {
+        self.was_hot || self.demand > self.capacity
+    }
+
+    /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
+    fn level(&self) -> u64 {
+        let high = (self.left >> 32) as u64;
+        if high >= self.open {
+            return FULL_SPEED;
+        }
+        // The quotient is below 2^32: a double is off by less than one, and one exact product tells which way. A
+        // library division of 128-bit numbers would cost more than all the rest of a solution.
+        let estimate = (high as f64 * 4_294_967_296.0 + self.left as u32 as f64) / self.open as f64;
+        let mut level = estimate as u64;
+        if u128::from(level) * u128::from(self.open) > self.left {
+            level -= 1;
+        } else if u128::from(level + 1) * u128::from(self.open) <= self.left {
+            level += 1;
+        }
+        level
+    }
+}
+
 /// The state of all flows and resources of a simulation.
+#[derive(Default)]
 pub struct Sharing {
     resources: Vec<Resource>,
-    /// Classes that can cross each resource.
-    crossing: Vec<Vec<u32>>,
+    /// Classes that can cross each resource, resource by resource; made from `demands` when they are complete.
+    crossing: Vec<u32>,
+    /// Where each resource's classes begin; one more at the end.
+    crossing_of: Vec<u32>,
     classes: Vec<Class>,
     /// (resource, bytes/s at full speed), grouped by class.
     demands: Vec<(u32, u64)>,
@@ -81,66 +185,70 @@ pub struct Sharing {
     dirty: Vec<u32>,
     /// Classes whose membership or speed changed since the last solution.
     touched: Vec<u32>,
-    is_touched: Vec<bool>,
     visit: u32,
     component_classes: Vec<u32>,
     component_resources: Vec<u32>,
+    full: Vec<u32>,
+    freeze: Vec<u32>,
 }
 
 impl Sharing {
-    /// No classes; the resources' capacities and their base demands, in bytes/s.
-    ///
-    /// A base demand is always there and slows down with the flows; alone it must fit its capacity.
-    pub fn new(capacities: &[(u64, u64)]) -> Self {
-        Self {
-            resources: capacities
-                .iter()
-                .map(|&(capacity, base)| Resource {
-                    capacity,
-                    base,
-                    demand: base,
-                    was_hot: false,
-                    dirty: false,
-                    visited: 0,
-                    left: 0,
-                    open: 0,
-                })
-                .collect(),
-            crossing: vec![Vec::new(); capacities.len()],
-            classes: Vec::new(),
-            demands: Vec::new(),
-            due: Vec::new(),
-            dirty: Vec::new(),
-            touched: Vec::new(),
-            is_touched: Vec::new(),
-            visit: 0,
-            component_classes: Vec::new(),
-            component_resources: Vec::new(),
-        }
+    /// No classes; capacities and base demands in bytes/s. A base demand is always there and slows down with the flows;
+    /// alone it must fit its capacity.
+    pub fn new(capacities: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let resources: Vec<Resource> = capacities
+            .into_iter()
+            .map(|(capacity, base)| Resource {
+                capacity,
+                base,
+                demand: base,
+                was_hot: false,
+                dirty: false,
+                visited: 0,
+                left: 0,
+                open: 0,
+            })
+            .collect();
+        Self { resources, ..Self::default() }
     }
 
-    /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once).
-    pub fn add_class(&mut self, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
+    /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once). `owner` is
+    /// what [`Sharing::solve`] names when the class's next end moves.
+    pub fn add_class(&mut self, owner: u32, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
         let id = self.classes.len() as u32;
         let start = self.demands.len() as u32;
-        for (resource, rate) in demands {
-            if rate > 0 {
-                self.demands.push((resource, rate));
-                self.crossing[resource as usize].push(id);
-            }
-        }
+        self.demands.extend(demands.into_iter().filter(|&(_, rate)| rate > 0));
+        self.crossing_of.clear();
         self.classes.push(Class {
             v: 0,
             since: 0,
             theta: FULL_SPEED,
-            members: VecDeque::new(),
+            members: Members::default(),
             demands: (start, self.demands.len() as u32),
+            counted: 0,
+            owner,
             visited: 0,
             frozen: false,
+            touched: false,
         });
         self.due.push(NEVER);
-        self.is_touched.push(false);
         id
+    }
+
+    /// Removes all flows; classes and resources stay.
+    pub fn reset(&mut self) {
+        for resource in &mut self.resources {
+            *resource = Resource { demand: resource.base, was_hot: false, dirty: false, visited: 0, ..*resource };
+        }
+        for class in &mut self.classes {
+            class.members.clear();
+            (class.v, class.since, class.theta) = (0, 0, FULL_SPEED);
+            (class.counted, class.visited, class.touched) = (0, 0, false);
+        }
+        self.due.fill(NEVER);
+        self.dirty.clear();
+        self.touched.clear();
+        self.visit = 0;
     }
 
     /// When the first flow of each class ends, at present rates.
@@ -150,7 +258,7 @@ impl Sharing {
 
     /// Flows in a class.
     pub fn active(&self, class: u32) -> usize {
-        self.classes[class as usize].members.len()
+        self.classes[class as usize].members.len() as usize
     }
 
     /// Present speed of a class, 32 fractional bits.
@@ -160,224 +268,232 @@ impl Sharing {
 
     /// Bytes/s that a resource carries now.
     pub fn carried(&self, resource: u32) -> u64 {
-        let sum: u128 = self.crossing[resource as usize]
-            .iter()
-            .map(|&c| {
-                let class = &self.classes[c as usize];
-                let rate = self.class_demands(class).iter().find(|d| d.0 == resource).map_or(0, |d| d.1);
-                class.members.len() as u128 * u128::from(rate) * u128::from(class.theta)
-            })
-            .sum();
+        let mut sum = 0_u128;
+        for class in self.classes.iter().filter(|class| class.members.len() > 0) {
+            let demands = &self.demands[class.demands.0 as usize..class.demands.1 as usize];
+            if let Some(&(_, rate)) = demands.iter().find(|d| d.0 == resource) {
+                sum += u128::from(class.members.len()) * u128::from(rate) * u128::from(class.theta);
+            }
+        }
         (sum >> 32) as u64
     }
 
-    fn class_demands(&self, class: &Class) -> &[(u32, u64)] {
-        &self.demands[class.demands.0 as usize..class.demands.1 as usize]
+    fn find_crossing(&mut self) {
+        let mut counts = vec![0_u32; self.resources.len() + 1];
+        for &(resource, _) in &self.demands {
+            counts[resource as usize + 1] += 1;
+        }
+        for r in 1..counts.len() {
+            counts[r] += counts[r - 1];
+        }
+        self.crossing_of.clone_from(&counts);
+        self.crossing = vec![0; self.demands.len()];
+        for (id, class) in self.classes.iter().enumerate() {
+            for &(resource, _) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
+                let at = &mut counts[resource as usize];
+                self.crossing[*at as usize] = id as u32;
+                *at += 1;
+            }
+        }
     }
 
-    fn touch(&mut self, class: u32) {
-        if !self.is_touched[class as usize] {
-            self.is_touched[class as usize] = true;
+    fn crossing_range(&self, resource: usize) -> std::ops::Range<usize> {
+        self.crossing_of[resource] as usize..self.crossing_of[resource + 1] as usize
+    }
+
+    /// Starts a flow of `work` picoseconds (at full speed) at time `now`. Rates follow at the next [`Sharing::solve`].
+    #[inline]
+    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: Tag) {
+        let c = &mut self.classes[class as usize];
+        if c.counted == 0 && c.members.len() == 0 {
+            // Nobody else: whatever the clock showed does not matter.
+            (c.v, c.since, c.theta) = (0, now, FULL_SPEED);
+        }
+        let ends = c.clock(now) + (u128::from(work) << 32);
+        c.members.insert(Member { ends, tag });
+        if !c.touched {
+            c.touched = true;
             self.touched.push(class);
         }
     }
 
-    fn change_demand(&mut self, class: u32, add: bool) {
-        let (start, end) = self.classes[class as usize].demands;
-        for i in start as usize..end as usize {
-            let (r, rate) = self.demands[i];
-            let resource = &mut self.resources[r as usize];
-            resource.demand = if add { resource.demand + rate } else { resource.demand - rate };
-            if !resource.dirty && (resource.was_hot || resource.demand > resource.capacity) {
-                resource.dirty = true;
-                self.dirty.push(r);
+    /// Removes the flows of some neighbouring classes that have ended by `now`, and appends their tags, class by class
+    /// in the order of their ends.
+    pub fn finish(&mut self, classes: std::ops::Range<usize>, now: u64, ended: &mut Vec<Tag>) {
+        let first = classes.start;
+        for (i, _) in self.due[classes].iter().enumerate().filter(|&(_, &due)| due <= now) {
+            let class = &mut self.classes[first + i];
+            let v = class.clock(now);
+            let mut head = class.members.head;
+            while let Some(member) = class.members.list.get(head).filter(|m| m.ends <= v) {
+                ended.push(member.tag);
+                head += 1;
+            }
+            class.members.advance(head);
+            if !class.touched {
+                class.touched = true;
+                self.touched.push((first + i) as u32);
             }
         }
     }
 
-    /// Starts a flow of `work` picoseconds (at full speed) at time `now`. Rates follow at the next [`Sharing::solve`].
-    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: Tag) {
-        let c = &mut self.classes[class as usize];
-        if c.members.is_empty() {
-            // Nobody else: whatever the clock showed does not matter.
-            c.v = 0;
-            c.since = now;
-            c.theta = FULL_SPEED;
-        }
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let ends = v + (u128::from(work) << 32);
-        let mut at = c.members.len();
-        while at > 0 && c.members[at - 1].ends > ends {
-            at -= 1;
-        }
-        c.members.insert(at, Member { ends, tag });
-        self.change_demand(class, true);
-        self.touch(class);
-    }
-
-    /// Removes the flows of a class that have ended by `now` and hands out their tags, in the order of their ends.
-    pub fn finish(&mut self, class: u32, now: u64, mut ended: impl FnMut(Tag)) {
-        let c = &mut self.classes[class as usize];
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let mut any = 0;
-        while let Some(member) = c.members.front().filter(|m| m.ends <= v) {
-            ended(member.tag);
-            c.members.pop_front();
-            any += 1;
-        }
-        for _ in 0..any {
-            self.change_demand(class, false);
-        }
-        if any > 0 {
-            self.touch(class);
-        }
-    }
-
-    /// Gives every flow its rate for the time after `now`; calls `changed(class)` for each class whose `due` may have
+    /// Gives every flow its rate for the time after `now`; calls `changed(owner)` for each class whose next end
     /// moved.
     pub fn solve(&mut self, now: u64, mut changed: impl FnMut(u32)) {
-        let mut dirty = std::mem::take(&mut self.dirty);
+        if self.crossing_of.is_empty() {
+            self.find_crossing();
+        }
+        for &class in &self.touched {
+            let c = &mut self.classes[class as usize];
+            let members = c.members.len();
+            if members == c.counted {
+                continue;
+            }
+            let change = i64::from(members) - i64::from(c.counted);
+            c.counted = members;
+            for &(r, rate) in &self.demands[c.demands.0 as usize..c.demands.1 as usize] {
+                let resource = &mut self.resources[r as usize];
+                resource.demand = resource.demand.wrapping_add_signed(rate as i64 * change);
+                if !resource.dirty {
+                    resource.dirty = true;
+                    self.dirty.push(r);
+                }
+            }
+        }
         let before = self.visit;
-        for &r in &dirty {
+        for i in 0..self.dirty.len() {
+            let r = self.dirty[i];
             let resource = &mut self.resources[r as usize];
             resource.dirty = false;
             // A resource that binds neither before nor after holds nobody back; one visit solves a whole component.
-            if resource.visited <= before && (resource.was_hot || resource.demand > resource.capacity) {
+            if resource.is_hot() && resource.visited <= before {
                 self.solve_component(r, now);
             }
         }
-        dirty.clear();
-        self.dirty = dirty;
-        let mut touched = std::mem::take(&mut self.touched);
-        for &class in &touched {
-            self.is_touched[class as usize] = false;
-            self.due[class as usize] = self.next_end(class, now);
-            changed(class);
+        self.dirty.clear();
+        for i in 0..self.touched.len() {
+            let class = self.touched[i] as usize;
+            self.classes[class].touched = false;
+            let due = self.classes[class].next_end(now);
+            if self.due[class] != due {
+                self.due[class] = due;
+                changed(self.classes[class].owner);
+            }
         }
-        touched.clear();
-        self.touched = touched;
-    }
-
-    fn next_end(&self, class: u32, now: u64) -> u64 {
-        let c = &self.classes[class as usize];
-        let Some(first) = c.members.front() else { return NEVER };
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let left = first.ends.saturating_sub(v);
-        let wait = if c.theta == FULL_SPEED {
-            left.div_ceil(1 << 32)
-        } else if c.theta == 0 {
-            return NEVER;
-        } else if let Ok(left) = u64::try_from(left) {
-            u128::from(left.div_ceil(c.theta))
-        } else {
-            left.div_ceil(u128::from(c.theta))
-        };
-        u64::try_from(u128::from(now) + wait).unwrap_or(NEVER)
+        self.touched.clear();
     }
 
     fn set_theta(&mut self, class: u32, now: u64, theta: u64) {
         let c = &mut self.classes[class as usize];
         if c.theta != theta {
-            c.v += u128::from(now - c.since) * u128::from(c.theta);
+            c.v = c.clock(now);
             c.since = now;
             c.theta = theta;
-            self.touch(class);
+            if !c.touched {
+                c.touched = true;
+                self.touched.push(class);
+            }
         }
     }
 
-    /// Solves the component of binding resources that `seed` belongs to.
-    fn solve_component(&mut self, seed: u32, now: u64) {
+    /// Collects the component of binding resources that `seed` belongs to, and the classes that cross them.
+    fn collect_component(&mut self, seed: u32) {
         self.visit += 1;
         let visit = self.visit;
-        let mut resources = std::mem::take(&mut self.component_resources);
-        let mut classes = std::mem::take(&mut self.component_classes);
-        resources.clear();
-        classes.clear();
+        self.component_resources.clear();
+        self.component_classes.clear();
         self.resources[seed as usize].visited = visit;
-        resources.push(seed);
+        self.component_resources.push(seed);
         let mut next = 0;
-        while next < resources.len() {
-            let r = resources[next] as usize;
+        while next < self.component_resources.len() {
+            let r = self.component_resources[next] as usize;
             next += 1;
-            for i in 0..self.crossing[r].len() {
-                let c = self.crossing[r][i];
+            let resource = &mut self.resources[r];
+            resource.was_hot = resource.demand > resource.capacity;
+            resource.left = u128::from(resource.capacity) << 32;
+            resource.open = resource.demand;
+            let range = self.crossing_range(r);
+            for &c in &self.crossing[range] {
                 let class = &mut self.classes[c as usize];
-                if class.members.is_empty() || class.visited == visit {
+                if class.counted == 0 || class.visited == visit {
                     continue;
                 }
                 class.visited = visit;
                 class.frozen = false;
-                classes.push(c);
-                for d in class.demands.0..class.demands.1 {
-                    let other = self.demands[d as usize].0;
+                self.component_classes.push(c);
+                for &(other, _) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
                     let resource = &mut self.resources[other as usize];
-                    if resource.visited != visit && (resource.was_hot || resource.demand > resource.capacity) {
+                    if resource.visited != visit && resource.is_hot() {
                         resource.visited = visit;
-                        resources.push(other);
+                        self.component_resources.push(other);
                     }
                 }
             }
         }
-        for &r in &resources {
-            let resource = &mut self.resources[r as usize];
-            resource.was_hot = resource.demand > resource.capacity;
-            resource.left = u128::from(resource.capacity) << 32;
-            resource.open = resource.demand;
-        }
-        let mut unfrozen = classes.len();
-        while unfrozen > 0 {
-            let level = resources
-                .iter()
-                .map(|&r| &self.resources[r as usize])
-                .filter(|r| r.open > r.base)
-                .map(level)
-                .min()
-                .unwrap_or(FULL_SPEED);
-            if level >= FULL_SPEED {
-                for i in 0..classes.len() {
-                    if !self.classes[classes[i] as usize].frozen {
-                        self.set_theta(classes[i], now, FULL_SPEED);
-                    }
-                }
-                break;
-            }
-            // Which resources are full is decided before anybody is frozen, so that the order does not matter.
-            let full: Vec<u32> = resources
-                .iter()
-                .copied()
-                .filter(|&r| {
-                    let resource = &self.resources[r as usize];
-                    resource.open > resource.base && self::level(resource) == level
-                })
-                .collect();
-            for r in full {
-                for i in 0..self.crossing[r as usize].len() {
-                    let c = self.crossing[r as usize][i];
-                    let class = &mut self.classes[c as usize];
-                    if class.visited != visit || class.frozen || class.members.is_empty() {
-                        continue;
-                    }
-                    class.frozen = true;
-                    unfrozen -= 1;
-                    let members = class.members.len() as u64;
-                    let (start, end) = class.demands;
-                    for d in start..end {
-                        let (other, rate) = self.demands[d as usize];
-                        let resource = &mut self.resources[other as usize];
-                        if resource.visited == visit {
-                            resource.left -= u128::from(members) * u128::from(rate) * u128::from(level);
-                            resource.open -= members * rate;
-                        }
-                    }
-                    self.set_theta(c, now, level);
-                }
-            }
-        }
-        self.component_resources = resources;
-        self.component_classes = classes;
     }
-}
 
-fn level(resource: &Resource) -> u64 {
-    u64::try_from(resource.left / u128::from(resource.open)).unwrap_or(NEVER)
+    fn solve_component(&mut self, seed: u32, now: u64) {
+        self.collect_component(seed);
+        let visit = self.visit;
+        let mut unfrozen = self.component_classes.len();
+        while unfrozen > 0 {
+            // Which resources are full is decided before anybody is frozen, so that the order does not matter.
+            let mut lowest = FULL_SPEED;
+            self.full.clear();
+            for &r in &self.component_resources {
+                let resource = &self.resources[r as usize];
+                if resource.open == resource.base {
+                    continue;
+                }
+                let level = resource.level();
+                if level < lowest {
+                    lowest = level;
+                    self.full.clear();
+                }
+                if level == lowest {
+                    self.full.push(r);
+                }
+            }
+            if lowest >= FULL_SPEED {
+                for i in 0..self.component_classes.len() {
+                    if !self.classes[self.component_classes[i] as usize].frozen {
+                        self.set_theta(self.component_classes[i], now, FULL_SPEED);
+                    }
+                }
+                return;
+            }
+            self.freeze.clear();
+            for i in 0..self.full.len() {
+                let range = self.crossing_range(self.full[i] as usize);
+                for &c in &self.crossing[range] {
+                    let class = &mut self.classes[c as usize];
+                    if class.visited == visit && !class.frozen {
+                        class.frozen = true;
+                        self.freeze.push(c);
+                    }
+                }
+            }
+            unfrozen -= self.freeze.len();
+            for i in 0..self.freeze.len() {
+                let c = self.freeze[i];
+                if unfrozen > 0 {
+                    self.give_away(c, lowest);
+                }
+                self.set_theta(c, now, lowest);
+            }
+        }
+    }
+
+    /// Takes what a class gets at `level` from the resources that it crosses.
+    fn give_away(&mut self, class: u32, level: u64) {
+        let class = &self.classes[class as usize];
+        for &(r, rate) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
+            let resource = &mut self.resources[r as usize];
+            if resource.visited == self.visit {
+                let demand = u64::from(class.counted) * rate;
+                resource.left -= u128::from(demand) * u128::from(level);
+                resource.open -= demand;
+            }
+        }
+    }
 }

@@ -71,7 +71,8 @@ pub struct CycleStep {
 }
 
 /// What is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Problem {
     /// A task breaks a rule of its own.
     Shape(ShapeError),
@@ -81,6 +82,15 @@ pub enum Problem {
     NoCtas {
         /// Number of tasks.
         tasks: u32,
+    },
+    /// CTAs that must run at the same time and do not all find an SM.
+    TooManyCtas {
+        /// Launches that may run together.
+        launches: Vec<String>,
+        /// Their CTAs.
+        have: u64,
+        /// SMs of the GPU.
+        sms: u32,
     },
     /// More flags or tasks than the checker's 32-bit indices hold.
     TooLarge {
@@ -159,7 +169,7 @@ pub enum Problem {
 }
 
 /// One finding of the checker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Fatal or hazard.
     pub severity: Severity,
@@ -186,6 +196,14 @@ impl fmt::Display for Problem {
             Self::Structure(what) => f.write_str(what),
             Self::NoCtas { tasks } => {
                 write!(f, "the role has {tasks} tasks, no CTA of its own and none that recycles into it")
+            }
+            Self::TooManyCtas { launches, have, sms } => {
+                let names = launches.join(" and ");
+                write!(
+                    f,
+                    "{names} need {have} resident CTAs, the GPU has {sms} SMs; take away {}",
+                    have - u64::from(*sms)
+                )
             }
             Self::TooLarge { what, value } => write!(f, "{value} {what}, the checker holds {}", u32::MAX),
             Self::Unreachable { flag, have, need } => {

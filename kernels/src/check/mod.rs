@@ -5,7 +5,8 @@
 //!          ─▶ compact form, one class of ranks at a time
 //!               ├▶ flags:    sums of adds against waits, arrival words, who raises a family
 //!               └▶ progress: every task runs with one CTA per role, hence with any number
-//!          ─▶ symmetry: ranks of a class have one skeleton
+//!          ─▶ symmetry:  ranks of a class have one skeleton
+//! Schedule, split, SMs ─▶ residency: CTAs that run together find an SM each
 //! ```
 //!
 //! [`check_fatal`] is linear in tasks, waits and signals of one rank of each class, and it depends on the split only
@@ -16,10 +17,12 @@ mod compact;
 mod finding;
 mod flags;
 mod progress;
+mod residency;
 mod shape;
 mod symmetry;
 
 pub use finding::{CycleStep, Finding, FlagAt, Problem, Severity, TaskAt};
+pub use residency::check_residency;
 pub use shape::{MAX_READY_FLAGS, MAX_READY_WAITS, MAX_WINDOW, PIECE_BYTES, ShapeError, Target, check_task};
 pub use symmetry::check_symmetry;
 

@@ -4,7 +4,8 @@
 //! follows that all orders of running tasks end with the same set of tasks done, and one order decides: keep running
 //! whatever can run; what is left over is what gets stuck. With one CTA per role the lists bind most (a task runs after
 //! the one before it, in a `Ready` role after all up to `window` before it); more CTAs only take constraints away.
-//! Hence a schedule that ends with one CTA per role ends with any number. The order is linear in waits and signals.
+//! Hence a schedule that ends with one CTA per role ends with any number. Lanes are not counted on either: a CTA is taken
+//! to have one, so a schedule that ends only because a CTA has more is refused. The order is linear in waits and signals.
 //!
 //! *Classes of ranks.* Ranks that share a skeleton can be run in step: the state then is the same on all of them, a
 //! task that can run on one can run on all, and running it on all raises each flag of a class once for each signal that
@@ -140,7 +141,7 @@ impl<'a> Progress<'a> {
         match spec.ctas {
             CtaCount::FromSplit => self.split.is_none_or(|split| split.get(spec.kind) > 0),
             CtaCount::Fixed(ctas) => ctas > 0,
-            CtaCount::AllSms | CtaCount::AllBut(_) => true,
+            CtaCount::AllBut(_) => true,
         }
     }
 

@@ -65,10 +65,8 @@ fn skeletons(schedule: &Schedule, rank: Rank, launch: usize, role: usize) -> Vec
     list
 }
 
-/// Removes what ranks of a class may differ in: region offsets, and which entries of the table a gather takes.
-///
-/// Offsets between ranks are brought to their smallest form, as they count modulo the cluster.
-pub(crate) fn strip(task: &mut Task) {
+/// Removes what ranks of a class may differ in: the offsets of regions.
+fn strip(task: &mut Task) {
     let zero = |region: &mut Region| region.offset = 0;
     let zero_partial = |part: &mut Partial| {
         part.o.offset = 0;

@@ -95,14 +95,13 @@ pub(super) fn cta_count(launch: &Launch, role: usize, config: &Config) -> u32 {
     let fixed = |role: &Role| match role.ctas {
         CtaCount::FromSplit => config.split.get(role.kind),
         CtaCount::Fixed(ctas) => ctas,
-        CtaCount::AllSms | CtaCount::AllBut(_) => 0,
+        CtaCount::AllBut(_) => 0,
     };
-    match launch.roles[role].ctas.spared() {
-        Some(spared) => {
-            let taken = launch.roles.iter().map(fixed).fold(spared, u32::saturating_add);
-            config.sms.saturating_sub(taken).max(1)
+    match launch.roles[role].ctas {
+        CtaCount::AllBut(spared) => {
+            config.sms.saturating_sub(launch.roles.iter().map(fixed).sum::<u32>() + spared).max(1)
         }
-        None => fixed(&launch.roles[role]),
+        _ => fixed(&launch.roles[role]),
     }
 }
 
