@@ -122,7 +122,7 @@ impl<'a> LowerBound<'a> {
                         _ if program.roles[r].collective => 1,
                         CtaCount::FromSplit => most[kind_index(program.roles[r].kind)],
                         CtaCount::Fixed(n) => n,
-                        _ => self.compiled.times.sms,
+                        CtaCount::AllBut(_) => self.compiled.times.sms,
                     };
                     // CTAs that may recycle into the role, directly or through others, count as its own.
                     let mut own = ctas(r);
