@@ -619,6 +619,14 @@ impl Data {
         })
     }
 
+    /// The text of a machine's file.
+    ///
+    /// # Errors
+    /// [`DataError::Read`].
+    pub fn machine_text(&self, name: &str) -> Result<String, DataError> {
+        self.text(&format!("machines/{name}.toml"))
+    }
+
     /// A path below the directory as errors and reports name it.
     fn display(&self, path: &str) -> String {
         match &self.root {

@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use tilewire_kernels::schedule::{
     At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Role, Task, WriteMode,
+    side_by_side,
 };
 use tilewire_kernels::{Cluster, Offset, Rank, RoleKind, Schedule};
 
@@ -226,7 +227,7 @@ pub struct RoleC {
     pub first: u32,
     /// Number of tasks.
     pub tasks: u32,
-    /// Sum over tasks of the time at full speed, whole form.
+    /// Sum over tasks of the time that they hold their CTA at full speed, whole form.
     pub work_ps: u128,
     /// Start of a block, for one-task-per-block grids.
     pub block_ps: u64,
@@ -279,7 +280,7 @@ pub struct Compiled {
     /// Launches, the same for all ranks.
     pub launches: Vec<LaunchC>,
     /// Pairs of launches that may run side by side, the earlier one first.
-    pub side_by_side: Vec<(u32, u32)>,
+    pub side_by_side: Vec<(usize, usize)>,
     /// Cost records.
     pub costs: Vec<CostRecord>,
     /// Class templates.
@@ -793,8 +794,11 @@ impl Compiler<'_> {
                 };
                 // Every CTA drives its share of the channels.
                 let driven = (f64::from(*ctas) / collective.sms.value).min(1.0);
-                let ps = collective.latency_us.value * 1e6
-                    + *bytes as f64 * wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
+                let wire = *bytes as f64 * wire;
+                let fill_wire = collective.fill_wire_mib.value * 1_048_576.0;
+                let filled = if wire < fill_wire { wire / fill_wire } else { 1.0 };
+                let ps = (collective.latency_us.value + collective.fill_us.value * filled) * 1e6
+                    + wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
                 let mut forms = nothing;
                 for form in &mut forms {
                     form.fixed = ps.round() as u64;
@@ -976,7 +980,7 @@ impl Compiled {
             ranks,
             program_of,
             programs,
-            side_by_side: side_by_side(&launches),
+            side_by_side: side_by_side(schedule.launches.iter().map(|launch| launch.after.as_slice())),
             launches,
             costs: compiler.costs,
             classes: compiler.classes,
@@ -1021,22 +1025,6 @@ impl Compiled {
     }
 }
 
-/// Pairs of launches with no `after` path between them.
-fn side_by_side(launches: &[LaunchC]) -> Vec<(u32, u32)> {
-    // All launches before each one; edges lead to earlier launches.
-    let mut before: Vec<Vec<bool>> = Vec::with_capacity(launches.len());
-    for launch in launches {
-        let mut all = vec![false; launches.len()];
-        for &direct in &launch.after {
-            all[direct as usize] = true;
-            all.iter_mut().zip(&before[direct as usize]).for_each(|(all, &more)| *all |= more);
-        }
-        before.push(all);
-    }
-    let pairs = (0..launches.len()).flat_map(|second| (0..second).map(move |first| (first, second)));
-    pairs.filter(|&(first, second)| !before[second][first]).map(|(a, b)| (a as u32, b as u32)).collect()
-}
-
 fn compile_rank(
     compiler: &mut Compiler<'_>,
     schedule: &Schedule,
@@ -1067,7 +1055,9 @@ fn compile_rank(
                 let record = compiler.costs[usize::from(cost)];
                 let form = record.forms[0];
                 let alone = form.fixed + form.step * u64::from(record.steps) + form.out.work;
-                work_ps += u128::from(alone);
+                // A store that overlaps the next tile holds its CTA for no time of its own.
+                let overlapped = record.work == Work::Tile && record.drain == Drain::Overlap;
+                work_ps += u128::from(if overlapped { alone - form.out.work } else { alone });
                 collective |= record.work == Work::Collective;
                 program.longest_ps = program.longest_ps.max(alone);
                 for (class, work) in

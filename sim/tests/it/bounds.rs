@@ -63,11 +63,10 @@ fn chunks_of_a_put_cost_their_message_only() {
     for fabric in [Fabric::IbRc, Fabric::EfaSrd] {
         let machine = with(round_machine(fabric), &[("proxy.in_flight", 64.0), ("proxy.fifo_depth", 64.0)]);
         let end = |chunks: u32| {
-            let toy = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).fabric(fabric).symmetric();
+            let toy =
+                Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).fabric(fabric).symmetric();
             let toy = toy.tasks(move |_, _, _| {
-                (0..chunks)
-                    .map(|i| put(64_000_000 / u64::from(chunks), 1, 0, publish(fabric), i, None))
-                    .collect()
+                (0..chunks).map(|i| put(64_000_000 / u64::from(chunks), 1, 0, publish(fabric), i, None)).collect()
             });
             simulate(&toy, &machine, split(0, 0, 1, 0)).end
         };

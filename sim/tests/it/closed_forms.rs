@@ -3,8 +3,8 @@
 //! A launch takes 3 us. A CTA copies at 50 GB/s after a latency of 1 us (NVLink: 2 us).
 
 use crate::support::*;
-use tilewire_kernels::schedule::{At, Claim, CtaCount, Drain, Gate, Role, Signal, Wait};
-use tilewire_kernels::{Fabric, RoleKind};
+use tilewire_kernels::schedule::{At, Claim, CollectiveKind, CtaCount, Drain, Gate, Op, Role, Signal, Wait};
+use tilewire_kernels::{Fabric, RoleKind, Task};
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::engine;
 
@@ -46,8 +46,8 @@ fn one_tile() {
 #[test]
 fn two_tiles_overlap_store_and_fill_only_where_the_drain_permits() {
     let run = |drain| {
-        let toy = Toy::node(1, vec![compute()])
-            .tasks(move |_, _, _| vec![tile(10, At::ME, drain), tile(10, At::ME, drain)]);
+        let toy =
+            Toy::node(1, vec![compute()]).tasks(move |_, _, _| vec![tile(10, At::ME, drain), tile(10, At::ME, drain)]);
         simulate(&toy, &ib(), split(1, 0, 0, 0)).end
     };
     // 3 + 0.1 + 10.2 + 10.2 + 0.4: the second fill and the first store are hidden.
@@ -93,10 +93,7 @@ fn k_step_gate_lets_the_steps_before_run() {
         if role == 0 {
             vec![tile(10, At::ME, Drain::Overlap).wait(Wait::run(FAMILY, 0, 2, 1, 1, Gate::KStep))]
         } else {
-            vec![
-                sync().signal(signal(At::ME, 0)),
-                copy(At::ME, At::ME, 1_000_000).signal(signal(At::ME, 1)),
-            ]
+            vec![sync().signal(signal(At::ME, 0)), copy(At::ME, At::ME, 1_000_000).signal(signal(At::ME, 1))]
         }
     });
     // Steps 5..10 from 24.5 on, epilogue 0.2, store 0.4.
@@ -122,10 +119,12 @@ fn a_first_step_that_waits_pays_its_fill() {
 fn flag_chain() {
     // Sync i waits for flag i and raises flag i + 1: eight hops of 0.5 us.
     let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| {
-        (0..9).map(|i| {
-            let task = sync().signal(signal(At::ME, i + 1));
-            if i == 0 { task } else { task.wait(wait(i)) }
-        }).collect()
+        (0..9)
+            .map(|i| {
+                let task = sync().signal(signal(At::ME, i + 1));
+                if i == 0 { task } else { task.wait(wait(i)) }
+            })
+            .collect()
     });
     assert_eq!(simulate(&toy, &ib(), split(9, 0, 0, 0)).end, 7 * US);
 }
@@ -136,10 +135,12 @@ fn ring_of_n() {
     // bytes in flight over NVLink, 1 us for the flag.
     for n in [2_u16, 3, 8] {
         let toy = Toy::node(n, vec![compute()]).symmetric().tasks(move |_, _, _| {
-            (0..u32::from(n) - 1).map(|step| {
-                let task = copy(At::ME, At::local(1), 50_000).signal(signal(At::local(1), step + 1));
-                if step == 0 { task } else { task.wait(wait(step)) }
-            }).collect()
+            (0..u32::from(n) - 1)
+                .map(|step| {
+                    let task = copy(At::ME, At::local(1), 50_000).signal(signal(At::local(1), step + 1));
+                    if step == 0 { task } else { task.wait(wait(step)) }
+                })
+                .collect()
         });
         let steps = u64::from(n) - 1;
         let expected = 3 * US + steps * 3 * US + (steps - 1) * US;
@@ -187,9 +188,9 @@ fn one_put() {
 
 #[test]
 fn a_put_that_nobody_waits_for_still_ends_the_run() {
-    let toy = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).symmetric().tasks(|_, _, _| {
-        vec![put(250_000, 1, 0, publish(Fabric::IbRc), 0, None)]
-    });
+    let toy = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)])
+        .symmetric()
+        .tasks(|_, _, _| vec![put(250_000, 1, 0, publish(Fabric::IbRc), 0, None)]);
     // The CTA is done at 4 us; the data lands at 26.4 us.
     assert_eq!(simulate(&toy, &ib(), split(0, 0, 1, 0)).end, 26_400 * NS);
 }
@@ -197,10 +198,12 @@ fn a_put_that_nobody_waits_for_still_ends_the_run() {
 #[test]
 fn puts_of_a_queue_are_in_order_and_those_of_others_share_the_rail() {
     let toy = |fabric, queues: u16| {
-        Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).fabric(fabric).tasks(move |rank, _, _| {
-            let puts = if rank.node == 0 { 2 } else { 0 };
-            (0..puts).map(|i| put(250_000, 1, i % queues, publish(fabric), u32::from(i), None)).collect()
-        })
+        Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).fabric(fabric).tasks(
+            move |rank, _, _| {
+                let puts = if rank.node == 0 { 2 } else { 0 };
+                (0..puts).map(|i| put(250_000, 1, i % queues, publish(fabric), u32::from(i), None)).collect()
+            },
+        )
     };
     let run = |fabric, queues| simulate(&toy(fabric, queues), &round_machine(fabric), split(0, 0, 1, 0)).end;
     // Pushed at 4 and 5 us, posted at 6.3 and 7.3 us. In one ordered queue the second begins at 16.4 us; sharing the
@@ -264,7 +267,8 @@ fn lanes_share_their_cta() {
 #[test]
 fn a_ready_role_takes_what_is_there() {
     // Tasks 0..3 wait for flags that come in reverse order, 10 us apart; the copies take 2 us.
-    let roles = vec![role(RoleKind::IntraComm, Claim::Strided), role(RoleKind::InterReduce, Claim::Ready { window: 4 })];
+    let roles =
+        vec![role(RoleKind::IntraComm, Claim::Strided), role(RoleKind::InterReduce, Claim::Ready { window: 4 })];
     let toy = |window| {
         let mut roles = roles.clone();
         roles[1].claim = Claim::Ready { window };
@@ -289,9 +293,8 @@ fn a_ready_role_takes_what_is_there() {
 fn recycled_ctas_join_the_other_role() {
     let recycling = Role { recycle: Some(1), ..compute() };
     let reduce = role(RoleKind::InterReduce, Claim::Ticket);
-    let toy = |first: Role| {
-        Toy::node(1, vec![first, reduce.clone()]).tasks(|_, _, _| vec![copy(At::ME, At::ME, 50_000); 4])
-    };
+    let toy =
+        |first: Role| Toy::node(1, vec![first, reduce.clone()]).tasks(|_, _, _| vec![copy(At::ME, At::ME, 50_000); 4]);
     // Two CTAs do two rounds of their own; the reducer has done two by then, the other two are done by those.
     assert_eq!(simulate(&toy(recycling), &ib(), split(2, 0, 0, 1)).end, 9 * US);
     assert_eq!(simulate(&toy(compute()), &ib(), split(2, 0, 0, 1)).end, 11 * US);
@@ -347,4 +350,23 @@ fn busy_and_wait_fill_the_time_of_a_cta() {
     let run = simulate(&toy, &ib(), split(1, 1, 0, 0));
     assert_eq!(run.busy[0], [2 * US, 21 * US]);
     assert_eq!(run.waits[0], [21_500 * NS, 0]);
+}
+
+#[test]
+fn a_collective_begins_when_the_last_rank_has_come() {
+    // Rank 1 copies for 21 us first; the collective takes 10 us + 1,000,000 B x 3/4 / 100 GB/s.
+    let once = Role { ctas: CtaCount::Fixed(1), ..compute() };
+    let toy = Toy::node(4, Vec::new())
+        .launches(vec![launch("own", vec![], vec![once.clone()]), launch("all", vec![0], vec![once])])
+        .tasks(|rank, launch, _| {
+            let (src, dst) = (bytes(250_000), bytes(1_000_000));
+            match (launch, rank.gpu) {
+                (0, 1) => vec![copy(At::ME, At::ME, 1_000_000)],
+                (0, _) => vec![sync()],
+                _ => vec![Task::new(Op::Collective { kind: CollectiveKind::AllGather, src, dst })],
+            }
+        });
+    // One CTA drives an eighth of the library's channels: 12.5 GB/s, 60 us.
+    let machine = with(ib(), &[("library.all_gather.fill_us", 0.0)]);
+    assert_eq!(simulate(&toy, &machine, split(0, 0, 0, 0)).rank_ends, [(3 + 21 + 1 + 10 + 60) * US; 4]);
 }

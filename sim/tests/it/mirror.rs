@@ -47,7 +47,10 @@ fn folded_equals_full() {
     for case in SETS.into_iter().flat_map(|set| kernels(set, cluster(2, 4), Fabric::EfaSrd, 1)) {
         let end = |execution| {
             let compiled = Compiled::new(&case.schedule, &machine, &Config { execution, ..Config::default() });
-            Scratch::default().run(&compiled.expect("compiles"), &case.usual_split(), Form::Whole, false).expect("runs").end
+            Scratch::default()
+                .run(&compiled.expect("compiles"), &case.usual_split(), Form::Whole, false)
+                .expect("runs")
+                .end
         };
         assert_eq!(end(Execution::Folded), end(Execution::Full), "{}", case.name);
     }

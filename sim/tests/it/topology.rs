@@ -8,11 +8,10 @@ use tilewire_sim::{Config, Execution, Machine, SimError, engine};
 
 /// Four nodes, two per leaf, links to the spine that carry half of what the nodes can send.
 fn machine() -> Machine {
-    with(round_machine(Fabric::IbRc), &[
-        ("network.nodes_per_leaf", 2.0),
-        ("network.oversubscription", 2.0),
-        ("nic.message_ns", 0.0),
-    ])
+    with(
+        round_machine(Fabric::IbRc),
+        &[("network.nodes_per_leaf", 2.0), ("network.oversubscription", 2.0), ("nic.message_ns", 0.0)],
+    )
 }
 
 /// Every node puts 250,000 bytes to the node `dn` ahead.
@@ -43,9 +42,9 @@ fn traffic_between_leaves_shares_the_uplinks() {
 fn rails_have_planes_of_their_own() {
     // Two rails, a queue each: the second put does not cross the first one's uplink.
     let machine = with(machine(), &[("nic.rails", 2.0), ("proxy.threads", 2.0)]);
-    let toy = Toy::on(cluster(4, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).symmetric().tasks(|_, _, _| {
-        (0..2).map(|q| put(250_000, 2, q, publish(Fabric::IbRc), u32::from(q), None)).collect()
-    });
+    let toy = Toy::on(cluster(4, 1), vec![role(RoleKind::InterSend, Claim::Strided)])
+        .symmetric()
+        .tasks(|_, _, _| (0..2).map(|q| put(250_000, 2, q, publish(Fabric::IbRc), u32::from(q), None)).collect());
     let compiled = Compiled::new(&toy, &machine, &full()).expect("compiles");
     let run = engine::run(&compiled, &split(0, 0, 2, 0), Form::Whole, false).expect("runs");
     assert_eq!(run.end, 36_300 * NS);
