@@ -174,6 +174,7 @@ pub struct Simulation {
     useful_flops: u64,
     isolated: bool,
     nodes: f64,
+    pool: engine::Pool,
 }
 
 impl Simulation {
@@ -188,6 +189,7 @@ impl Simulation {
             useful_flops: schedule.useful_flops,
             isolated: matches!(config.protocol, Protocol::Published { isolated: true, .. }),
             nodes: f64::from(schedule.cluster.nodes),
+            pool: engine::Pool::default(),
         })
     }
 
@@ -201,7 +203,7 @@ impl Simulation {
     /// # Errors
     /// [`SimError`] for a split that does not fit and for a run that gets stuck.
     pub fn run(&self, split: &RoleSplit, form: Form, timeline: bool) -> Result<Run, SimError> {
-        engine::run(&self.compiled, split, form, timeline)
+        self.pool.run(&self.compiled, split, form, timeline)
     }
 
     /// Time of a split, ps, with what the protocol adds.

@@ -130,10 +130,15 @@ struct Crossing {
     len: u32,
     /// Which of its resources are marked hot, a bit each; the last bit stands for all from there on.
     hot: u64,
-    /// Members that the demand of the resources counts: those at the last solution.
-    counted: u32,
     /// What the caller wants to be told when the next end moves.
     owner: u32,
+}
+
+/// The little that every solution asks of every class around it.
+#[derive(Clone, Copy, Default)]
+struct Presence {
+    /// Members that the demand of the resources counts: those at the last solution.
+    counted: u32,
     visited: u32,
 }
 
@@ -219,14 +224,16 @@ pub struct Sharing {
     /// When the first member of each class ends; [`NEVER`] when empty.
     due: Vec<u64>,
     crossings: Vec<Crossing>,
+    presences: Vec<Presence>,
     /// Resources crossed, class by class.
     crossed: Vec<u32>,
     /// Demands in bytes/s at full speed; classes of equal demands share a range.
     rates: Vec<u64>,
     resources: Vec<Resource>,
-    /// Classes that can cross each resource and where it stands among theirs, resource by resource; made when all
-    /// classes are known.
-    crossing: Vec<(u32, u32)>,
+    /// Classes that can cross each resource, resource by resource; made when all classes are known.
+    crossing: Vec<u32>,
+    /// Where the resource stands among those of each of them.
+    positions: Vec<u32>,
     /// Where each resource's classes begin; one more at the end.
     crossing_of: Vec<u32>,
     dirty: Vec<u32>,
@@ -274,10 +281,9 @@ impl Sharing {
             rates: known.unwrap_or(rates) as u32,
             len: len as u32,
             hot: 0,
-            counted: 0,
             owner,
-            visited: 0,
         });
+        self.presences.push(Presence::default());
         self.classes.push(Class::NEW);
         self.due.push(NEVER);
         self.crossing_of.clear();
@@ -294,8 +300,9 @@ impl Sharing {
             *class = Class { list: std::mem::take(&mut class.list), ..Class::NEW };
         }
         for crossing in &mut self.crossings {
-            (crossing.counted, crossing.visited, crossing.hot) = (0, 0, 0);
+            crossing.hot = 0;
         }
+        self.presences.fill(Presence::default());
         self.due.fill(NEVER);
         self.dirty.clear();
         self.touched.clear();
@@ -344,12 +351,14 @@ impl Sharing {
             next[r] += next[r - 1];
         }
         self.crossing_of.clone_from(&next);
-        self.crossing = vec![(0, 0); self.crossed.len()];
+        self.crossing = vec![0; self.crossed.len()];
+        self.positions = vec![0; self.crossed.len()];
         for (id, c) in self.crossings.iter().enumerate() {
             let crossed = &self.crossed[c.resources as usize..(c.resources + c.len) as usize];
             for (position, &resource) in crossed.iter().enumerate() {
                 let at = &mut next[resource as usize];
-                self.crossing[*at as usize] = (id as u32, position as u32);
+                self.crossing[*at as usize] = id as u32;
+                self.positions[*at as usize] = position as u32;
                 *at += 1;
             }
         }
@@ -357,7 +366,8 @@ impl Sharing {
 
     /// Starts a flow of `work` picoseconds (at full speed) at time `now`; `tag` is handed out at its end. Rates follow at
     /// the next [`Sharing::solve`].
-    #[inline]
+    #[expect(clippy::inline_always, reason = "twice per task from two places; a call costs as much as the work")]
+    #[inline(always)]
     pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32) {
         let c = &mut self.classes[class as usize];
         if c.idle {
@@ -432,14 +442,15 @@ impl Sharing {
     fn count_members(&mut self) {
         for &class in &self.touched {
             let c = &mut self.classes[class as usize];
-            let crossing = &mut self.crossings[class as usize];
+            let counted = &mut self.presences[class as usize].counted;
             let members = c.members();
             c.idle = members == 0;
-            if members == crossing.counted {
+            if members == *counted {
                 continue;
             }
-            let change = i64::from(members) - i64::from(crossing.counted);
-            crossing.counted = members;
+            let change = i64::from(members) - i64::from(*counted);
+            *counted = members;
+            let crossing = &self.crossings[class as usize];
             let (first, len) = (crossing.resources as usize, crossing.len as usize);
             let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
             for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {
@@ -469,7 +480,8 @@ impl Sharing {
     /// Tells the classes that cross a resource whether it may hold them back.
     fn mark(&mut self, r: u32, hot: bool) {
         self.resources[r as usize].hot = hot;
-        for &(c, position) in &self.crossing[self.crossing_range(r)] {
+        let range = self.crossing_range(r);
+        for (&c, &position) in self.crossing[range.clone()].iter().zip(&self.positions[range]) {
             let crossing = &mut self.crossings[c as usize];
             if hot {
                 crossing.hot |= 1 << (position as usize).min(REST);
@@ -496,23 +508,24 @@ impl Sharing {
         while let Some(remainder) = self.component.get(next) {
             next += 1;
             for i in self.crossing_range(remainder.resource) {
-                let (class, _) = self.crossing[i];
-                let crossing = &mut self.crossings[class as usize];
-                if crossing.counted > 0 && crossing.visited != self.visit {
-                    crossing.visited = self.visit;
-                    let crossing = *crossing;
+                let class = self.crossing[i];
+                let presence = &mut self.presences[class as usize];
+                if presence.counted > 0 && presence.visited != self.visit {
+                    presence.visited = self.visit;
+                    let members = presence.counted;
                     let first = self.links.len() as u32;
-                    self.link(&crossing);
+                    self.link(class);
                     let links = (first, self.links.len() as u32);
-                    self.pieces.push(Piece { class, members: crossing.counted, links, level: NEVER });
+                    self.pieces.push(Piece { class, members, links, level: NEVER });
                 }
             }
         }
     }
 
     /// Lists the binding resources of a class, and lets them join the component.
-    fn link(&mut self, crossing: &Crossing) {
-        let Self { crossed, rates, resources, component, links, visit, .. } = self;
+    fn link(&mut self, class: u32) {
+        let Self { crossings, crossed, rates, resources, component, links, visit, .. } = self;
+        let crossing = &crossings[class as usize];
         let len = crossing.len as usize;
         let crossed = &crossed[crossing.resources as usize..crossing.resources as usize + len];
         let rates = &rates[crossing.rates as usize..crossing.rates as usize + len];

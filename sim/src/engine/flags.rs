@@ -184,10 +184,18 @@ impl<'a> Engine<'a> {
     /// The first unmet flag of some waits.
     #[inline]
     pub(super) fn first_unmet(&self, h: &Here<'a>, first: u32, count: u8) -> Option<u32> {
-        if count == 0 {
-            return None;
+        match count {
+            0 => None,
+            1 => {
+                let wait = &h.program.waits[first as usize];
+                if wait.count != 1 {
+                    return self.first_unmet_of_some(h, first, 1);
+                }
+                let met = self.s.flags.is_met(h.rank, wait.flag, wait.level, self.s.timers.now);
+                (!met).then_some(wait.flag)
+            }
+            _ => self.first_unmet_of_some(h, first, count),
         }
-        self.first_unmet_of_some(h, first, count)
     }
 
     fn first_unmet_of_some(&self, h: &Here<'a>, first: u32, count: u8) -> Option<u32> {

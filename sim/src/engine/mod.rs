@@ -33,6 +33,7 @@ use claims::{RoleState, WINDOW};
 use flags::Flags;
 use launches::{LaunchState, Rendezvous};
 use puts::Proxy;
+use std::sync::{Mutex, PoisonError};
 use tables::Tables;
 use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{Offset, Rank, RoleKind, RoleSplit};
@@ -165,6 +166,25 @@ impl Scratch {
         engine.out.workers = engine.t.roles[..engine.t.roles_per_program].iter().map(|r| r.workers).collect();
         engine.run_all()?;
         Ok(engine.out)
+    }
+}
+
+/// Memory of runs for any number of threads: each run takes a [`Scratch`] that is free, or makes one.
+#[derive(Default)]
+pub struct Pool(Mutex<Vec<Scratch>>);
+
+impl Pool {
+    /// Runs one form of a compiled schedule, always the same one.
+    ///
+    /// # Errors
+    /// As [`Scratch::run`].
+    pub fn run(&self, compiled: &Compiled, split: &RoleSplit, form: Form, timeline: bool) -> Result<Run, SimError> {
+        // A panic elsewhere leaves no scratch half used in here.
+        let free = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = free().pop().unwrap_or_default();
+        let run = scratch.run(compiled, split, form, timeline);
+        free().push(scratch);
+        run
     }
 }
 
