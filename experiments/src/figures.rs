@@ -16,6 +16,7 @@ use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::experiment::Experiment;
 use crate::plan::{self, Draft, Source, SplitChoice};
+use crate::plot::axis::label;
 use crate::plot::bars::{BarPlot, BarSeries, Fill};
 use crate::plot::style::{FUSED, UNFUSED};
 use crate::plot::{self, Frame};
@@ -342,7 +343,7 @@ fn plots(bars: &[Bar], errors: &[GroupError]) -> Vec<(String, BarPlot)> {
                     )),
                 },
                 x_name: x_name.into(),
-                groups: sizes.iter().map(u64::to_string).collect(),
+                groups: sizes.iter().map(|&size| label(size as f64)).collect(),
                 y_name: "TFLOPS per GPU".into(),
                 series: vec![
                     series("mKernel published".into(), false, Fill::Hatched, as_published),

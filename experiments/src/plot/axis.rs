@@ -27,7 +27,7 @@ impl Axis {
     /// An axis with round ticks that holds all values, and zero if asked.
     pub fn linear(values: impl IntoIterator<Item = f64>, with_zero: bool) -> Self {
         let (low, high) = range(values.into_iter().chain(with_zero.then_some(0.0)));
-        let step = round_step((high - low) / 6.0);
+        let step = round_step((high - low) / 7.0);
         let low = (low / step).floor() * step;
         let high = (high / step).ceil() * step;
         let count = ((high - low) / step).round() as i64;
