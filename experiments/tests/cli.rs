@@ -206,7 +206,7 @@ fn a_sweep_is_refused_before_anything_is_written() {
         ("question", "questio", "small.toml:1:1: question: missing"),
         ("\"rest\"", "\"most\"", "small.toml:12:11: split.compute: \"most\", allowed: \"rest\""),
         ("send = [1, 4]", "send = [1, 1]", "small.toml:13:12: split.send: 1 stands twice in the list"),
-        ("send = [1, 4]", "intra = [1, 4]", "role intra_comm has no work"),
+        ("send = [1, 4]", "send = [1, 4]\nintra = [1, 4]", "role intra_comm has no work"),
         ("to = 16", "to = 1025", "split.reduce.to: 1025, allowed: a whole number from 0 to 1024"),
         ("baseline = [false, true]", "baseline = \"no\"", "baseline: \"no\", allowed: true or false"),
         ("n = 4096", "n = 4097", "nearest legal"),
