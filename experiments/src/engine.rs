@@ -92,7 +92,7 @@ pub fn hazards(case: &Case, schedule: &Schedule) -> Result<usize, ExperimentErro
 
 fn fatal_text(case: &Case, findings: &[Finding]) -> String {
     let fatal: Vec<&Finding> = findings.iter().filter(|finding| finding.severity == Severity::Fatal).collect();
-    let first = fatal.first().map_or_else(String::new, |finding| finding.to_string());
+    let first = fatal.first().map_or_else(String::new, ToString::to_string);
     let more = if fatal.len() > 1 { format!("\n  and {} more", fatal.len() - 1) } else { String::new() };
     format!("{first}\n  in {case}{more}")
 }

@@ -13,7 +13,7 @@ use crate::cli::{CaseArgs, ClockArg, PointArgs, ProtocolArg};
 use crate::data::{Data, DataError, EffectiveSplit, System, read_machine};
 use crate::error::ExperimentError;
 use crate::shape;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -291,11 +291,11 @@ pub fn split(text: &str) -> Result<RoleSplit, Refusal> {
         Refusal::new(Part::Split, format!("{what}, allowed: ROLE=CTAS,... of {roles}; or auto; or published"))
     };
     let mut split = RoleSplit::default();
-    let mut seen = BTreeMap::new();
+    let mut seen = BTreeSet::new();
     for pair in text.split(',') {
         let (name, ctas) = pair.split_once('=').ok_or_else(|| refuse(format!("\"{pair}\"")))?;
         let kind = role(name.trim()).ok_or_else(|| refuse(format!("role \"{}\"", name.trim())))?;
-        if seen.insert(kind, ()).is_some() {
+        if !seen.insert(kind) {
             return Err(refuse(format!("role {} twice", kind.short())));
         }
         let ctas = ctas.trim().parse().ok().filter(|ctas: &u32| *ctas <= 1024);

@@ -102,7 +102,7 @@ fn against(experiment: &Experiment, case: &Case, answers: &[&Answer], role: Role
         best.entry(ctas)
             .and_modify(|b| {
                 if time < b.prediction.time_us {
-                    *b = answer
+                    *b = answer;
                 }
             })
             .or_insert(answer);

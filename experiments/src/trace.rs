@@ -16,6 +16,7 @@ use crate::schedule::ranks;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use tilewire_kernels::schedule::Claim;
@@ -63,13 +64,15 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
     let kept = kept.map_err(refuse)?;
 
     let mut text = format!("{title}\n{:.2} us\n", run.end as f64 / 1e6);
-    text += &format!("wrote {} tasks and {} arrows to {}\n", kept.tasks, kept.arrows, args.output.display());
+    let _ = writeln!(text, "wrote {} tasks and {} arrows to {}", kept.tasks, kept.arrows, args.output.display());
     if kept.matching < kept.all {
-        text += &format!("left out {} of {} tasks by rank, role and time\n", kept.all - kept.matching, kept.all);
+        let left_out = kept.all - kept.matching;
+        let _ = writeln!(text, "left out {left_out} of {} tasks by rank, role and time", kept.all);
     }
     if kept.tasks < kept.matching {
-        text += &format!(
-            "left out {} later tasks beyond --max-tasks {}; narrow --ranks, --roles, --from-us or --to-us\n",
+        let _ = writeln!(
+            text,
+            "left out {} later tasks beyond --max-tasks {}; narrow --ranks, --roles, --from-us or --to-us",
             kept.matching - kept.tasks,
             filter.max_tasks
         );
@@ -379,7 +382,9 @@ fn arrows<W: Write>(
             raisers.entry((number(0, signal.dg), signal.flag)).or_default().push((task.end, i));
         }
     }
-    raisers.values_mut().for_each(|ends| ends.sort_unstable());
+    for ends in raisers.values_mut() {
+        ends.sort_unstable();
+    }
     let mut count = 0;
     for (task, &(tid, _)) in tasks.iter().zip(&threads.of) {
         let last = |flag: u32| {

@@ -88,7 +88,7 @@ impl Axis {
             canvas.text(&label(tick), (x, area.bottom + 10.0), letters(14.0).at(HPos::Center, VPos::Top))?;
         }
         canvas.line((area.left, area.bottom), (area.right, area.bottom), INK, 1.0)?;
-        let middle = (area.left + area.right) / 2.0;
+        let middle = f64::midpoint(area.left, area.right);
         canvas.text(name, (middle, area.bottom + 36.0), letters(15.0).at(HPos::Center, VPos::Top))
     }
 

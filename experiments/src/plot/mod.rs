@@ -131,8 +131,8 @@ mod tests {
         assert_eq!(a, b, "equal input gives equal bytes");
     }
 
-    fn line(points: Vec<(f64, f64)>) -> LinePlot {
-        let mut series = Series::line("predicted", FUSED, points.clone());
+    fn line(points: &[(f64, f64)]) -> LinePlot {
+        let mut series = Series::line("predicted", FUSED, points.to_vec());
         series.band = points.iter().map(|&(x, y)| (x, y * 0.9, y * 1.1)).collect();
         series.dots = points.iter().map(|&(x, y)| (x, y * 1.02, y * 0.95, y * 1.08)).collect();
         series.mark = points.first().map(|&point| (point, "best".into()));
@@ -142,10 +142,11 @@ mod tests {
 
     #[test]
     fn lines_are_drawn_whatever_their_points() {
-        drawn(&line((1..50).map(|x| (f64::from(x), 400.0 + f64::from(x % 7))).collect()));
-        drawn(&line(vec![(3.0, 0.0)]));
-        drawn(&line(vec![(1.0, f64::NAN), (2.0, 5.0), (4.0, f64::INFINITY)]));
-        drawn(&line(Vec::new()));
+        let many: Vec<_> = (1..50).map(|x| (f64::from(x), 400.0 + f64::from(x % 7))).collect();
+        drawn(&line(&many));
+        drawn(&line(&[(3.0, 0.0)]));
+        drawn(&line(&[(1.0, f64::NAN), (2.0, 5.0), (4.0, f64::INFINITY)]));
+        drawn(&line(&[]));
     }
 
     #[test]
