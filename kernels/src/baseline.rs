@@ -27,6 +27,7 @@ use crate::options::{OptionSet, OptionSpec, Options, Value, Values};
 use crate::schedule::{
     Buffer, BufferId, BufferUse, Claim, CollectiveKind, CtaCount, DType, Drain, GatherEntry, Launch, MainLoop, Op,
     Partial, Place, Region, Role, RoleKind, Schedule, Symmetry, TableSlice, Task, TaskSource, TileOut, WriteMode,
+    side_by_side,
 };
 use smallvec::smallvec;
 
@@ -240,7 +241,9 @@ impl Kernel for Baseline {
         let mut expected = self.fused().reference(&fused, rank, element);
         if matches!(self, Self::GemmAr | Self::GemmRs) {
             // The partial product, and the sum of the collective.
-            expected.iter_mut().for_each(|expected| expected.roundings = 2);
+            for expected in &mut expected {
+                expected.roundings = 2;
+            }
         }
         expected
     }
@@ -311,20 +314,10 @@ fn stages(of: Baseline, chunks: u64) -> Vec<Stage> {
 
 /// Gives every stage its SMs: all of them, unless a collective may run beside it.
 fn launches(of: Baseline, stages: &[Stage], collective_ctas: u32) -> Vec<Launch> {
-    // Which stages come before each one.
-    let mut before: Vec<Vec<bool>> = Vec::with_capacity(stages.len());
-    for stage in stages {
-        let mut all = vec![false; stages.len()];
-        for &direct in &stage.after {
-            all[direct] = true;
-            all.iter_mut().zip(&before[direct]).for_each(|(all, &more)| *all |= more);
-        }
-        before.push(all);
-    }
-    let beside_collective = |i: usize| {
-        (0..stages.len()).any(|c| stages[c].work == Work::Collect && c != i && !before[i][c] && !before[c][i])
-    };
-    let all_sms = |i| if beside_collective(i) { CtaCount::AllBut(collective_ctas) } else { CtaCount::AllBut(0) };
+    let pairs = side_by_side(stages.iter().map(|stage| stage.after.as_slice()));
+    let collects = |i: usize| stages[i].work == Work::Collect;
+    let beside_collective = |i| pairs.iter().any(|&(a, b)| (a == i && collects(b)) || (b == i && collects(a)));
+    let all_sms = |i| CtaCount::AllBut(if beside_collective(i) { collective_ctas } else { 0 });
     // Library attention is a grid of one block per Q block, the library GEMM a persistent kernel.
     let claim = if of == Baseline::RingAttention { Claim::Ticket } else { Claim::Strided };
     let launch = |(i, stage): (usize, &Stage)| {

@@ -804,6 +804,25 @@ pub struct Launch {
     pub roles: Vec<Role>,
 }
 
+/// Pairs of launches with no `after` path between them, the earlier one first: they may run at the same time.
+///
+/// `after` lists, launch by launch, the earlier launches that each one waits for.
+pub fn side_by_side<'a>(after: impl IntoIterator<Item = &'a [usize]>) -> Vec<(usize, usize)> {
+    // Everything before each launch, directly or not.
+    let mut before: Vec<Vec<bool>> = Vec::new();
+    let mut pairs = Vec::new();
+    for (launch, direct) in after.into_iter().enumerate() {
+        let mut all = vec![false; launch];
+        for &earlier in direct {
+            all[earlier] = true;
+            all.iter_mut().zip(&before[earlier]).for_each(|(all, &more)| *all |= more);
+        }
+        pairs.extend((0..launch).filter(|&earlier| !all[earlier]).map(|earlier| (earlier, launch)));
+        before.push(all);
+    }
+    pairs
+}
+
 /// Rotations of the cluster under which all skeletons are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Symmetry {

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use tilewire_kernels::schedule::{
     At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Role, Task, WriteMode,
+    side_by_side,
 };
 use tilewire_kernels::{Cluster, Offset, Rank, RoleKind, Schedule};
 
@@ -278,7 +279,7 @@ pub struct Compiled {
     /// Launches, the same for all ranks.
     pub launches: Vec<LaunchC>,
     /// Pairs of launches that may run side by side, the earlier one first.
-    pub side_by_side: Vec<(u32, u32)>,
+    pub side_by_side: Vec<(usize, usize)>,
     /// Cost records.
     pub costs: Vec<CostRecord>,
     /// Class templates.
@@ -770,8 +771,11 @@ impl Compiler<'_> {
                 };
                 // Every CTA drives its share of the channels.
                 let driven = (f64::from(*ctas) / collective.sms.value).min(1.0);
-                let ps = collective.latency_us.value * 1e6
-                    + *bytes as f64 * wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
+                let wire = *bytes as f64 * wire;
+                let fill_wire = collective.fill_wire_mib.value * 1_048_576.0;
+                let filled = if wire < fill_wire { wire / fill_wire } else { 1.0 };
+                let ps = (collective.latency_us.value + collective.fill_us.value * filled) * 1e6
+                    + wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
                 let mut forms = nothing;
                 for form in &mut forms {
                     form.fixed = ps.round() as u64;
@@ -956,7 +960,7 @@ impl Compiled {
             ranks,
             program_of,
             programs,
-            side_by_side: side_by_side(&launches),
+            side_by_side: side_by_side(schedule.launches.iter().map(|launch| launch.after.as_slice())),
             launches,
             costs: compiler.costs,
             classes: compiler.classes,
@@ -974,22 +978,6 @@ impl Compiled {
     pub fn family_of(&self, flag: u32) -> usize {
         self.family_base.partition_point(|&base| base <= flag) - 1
     }
-}
-
-/// Pairs of launches with no `after` path between them.
-fn side_by_side(launches: &[LaunchC]) -> Vec<(u32, u32)> {
-    // All launches before each one; edges lead to earlier launches.
-    let mut before: Vec<Vec<bool>> = Vec::with_capacity(launches.len());
-    for launch in launches {
-        let mut all = vec![false; launches.len()];
-        for &direct in &launch.after {
-            all[direct as usize] = true;
-            all.iter_mut().zip(&before[direct as usize]).for_each(|(all, &more)| *all |= more);
-        }
-        before.push(all);
-    }
-    let pairs = (0..launches.len()).flat_map(|second| (0..second).map(move |first| (first, second)));
-    pairs.filter(|&(first, second)| !before[second][first]).map(|(a, b)| (a as u32, b as u32)).collect()
 }
 
 fn compile_rank(

@@ -256,10 +256,18 @@ section! {
 }
 
 section! {
-    /// A library collective: `latency + wire bytes / bandwidth`, wire bytes as in the usual bus bandwidth.
+    /// A library collective: `latency + fill * min(1, wire / fill_wire) + wire / bus`, wire bytes as in the usual bus
+    /// bandwidth.
+    ///
+    /// A collective is a pipeline over its steps. Its pieces grow with the message until they are as large as the
+    /// library's buffers; the time to fill the pipeline grows with the pieces, then stays.
     Collective {
-        /// Fixed time.
+        /// Time of the smallest message.
         latency_us,
+        /// Time to fill the pipeline with the largest pieces.
+        fill_us,
+        /// Wire bytes of a rank from which on pieces are as large as they get.
+        fill_wire_mib,
         /// Bandwidth of the slowest link on the path, per rank.
         bus_gbs,
         /// SMs that the library takes while it runs.

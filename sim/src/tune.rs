@@ -118,9 +118,11 @@ impl<'a> LowerBound<'a> {
                 .map(|r| {
                     let role = &program.roles[r];
                     let ctas = |r: usize| match program.roles[r].ctas {
+                        // One after the other, however many CTAs work on each.
+                        _ if program.roles[r].collective => 1,
                         CtaCount::FromSplit => most[kind_index(program.roles[r].kind)],
                         CtaCount::Fixed(n) => n,
-                        _ => self.compiled.times.sms,
+                        CtaCount::AllBut(_) => self.compiled.times.sms,
                     };
                     // CTAs that may recycle into the role, directly or through others, count as its own.
                     let mut own = ctas(r);

@@ -64,8 +64,14 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
                 CtaCount::Fixed(n) => n.min(role.tasks.max(1)),
                 CtaCount::AllBut(_) => 0,
             };
-            // A collective holds all of its CTAs, though one worker stands for them.
-            let holds = if let (CtaCount::Fixed(n), true) = (role.ctas, role.collective) { n } else { counts[r] };
+            let mut holds = counts[r];
+            if role.collective {
+                // All CTAs work on one collective after the other: one worker stands for them, all hold their SMs.
+                if let CtaCount::Fixed(n) = role.ctas {
+                    holds = n;
+                }
+                counts[r] = counts[r].min(1);
+            }
             need += u64::from(holds);
         }
         if need > u64::from(sms) {
@@ -78,8 +84,9 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
         }
         for r in launch.roles.clone() {
             if let Some(spared) = program.roles[r].ctas.spared() {
-                counts[r] = (sms - need as u32).saturating_sub(spared);
-                need += u64::from(counts[r]);
+                let rest = (sms - need as u32).saturating_sub(spared);
+                need += u64::from(rest);
+                counts[r] = if program.roles[r].collective { rest.min(1) } else { rest };
             }
         }
         held.push(need);
@@ -103,9 +110,9 @@ pub fn worker_counts(compiled: &Compiled, split: &RoleSplit) -> Result<Vec<u32>,
         }
     }
     for &(first, second) in &compiled.side_by_side {
-        let need = held[first as usize] + held[second as usize];
+        let need = held[first] + held[second];
         if need > u64::from(sms) {
-            let name = |launch: u32| compiled.launches[launch as usize].name.clone();
+            let name = |launch: usize| compiled.launches[launch].name.clone();
             return Err(SimError::NoRoomBeside {
                 first: name(first),
                 second: name(second),
