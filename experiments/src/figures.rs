@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  figures/KERNEL-TOPOLOGY.png,.svg   bars: published (hatched), predicted (solid), predicted with a fair protocol (pale)
+//!  figures/all.png,.svg               predicted against published, all judged bars
 //!  figures/rows.csv                   a row per published bar
 //!  figures/errors.csv                 a row per kernel, topology and system
 //!  figures/decisions.csv              fused or unfused, published and predicted
@@ -18,7 +19,8 @@ use crate::experiment::Experiment;
 use crate::plan::{self, Draft, Source, SplitChoice};
 use crate::plot::axis::label;
 use crate::plot::bars::{BarPlot, BarSeries, Fill};
-use crate::plot::style::{FUSED, UNFUSED};
+use crate::plot::scatter::{DotSeries, ScatterPlot};
+use crate::plot::style::{FUSED, KERNELS, UNFUSED};
 use crate::plot::{self, Frame};
 use crate::provenance::{Output, footer};
 use crate::table::Table;
@@ -34,6 +36,9 @@ use tilewire_sim::machine::Kind;
 
 /// Published differences below this decide nothing.
 const DECISIVE: f64 = 0.10;
+
+/// Deviation that is shaded in the plot of all bars.
+const BAND: f64 = 0.10;
 
 /// A published bar and what is predicted for it.
 struct Bar {
@@ -112,6 +117,7 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
     for plot in plots(&bars, &errors) {
         files.extend(plot::save(&plot.1, &output.path(&plot.0))?);
     }
+    files.extend(plot::save(&all_bars(&bars), &output.path("all"))?);
     for (name, text) in [
         ("rows.csv", rows_csv(&bars)),
         ("errors.csv", csv_of(&errors)),
@@ -356,6 +362,42 @@ fn plots(bars: &[Bar], errors: &[GroupError]) -> Vec<(String, BarPlot)> {
             (format!("{kernel}-{topology}"), plot)
         })
         .collect()
+}
+
+/// Predicted against published, all judged bars: kernels by colour, baselines hollow.
+fn all_bars(bars: &[Bar]) -> ScatterPlot {
+    let mut groups: BTreeMap<(&str, bool), Vec<(f64, f64)>> = BTreeMap::new();
+    for bar in bars.iter().filter(|bar| bar.judged) {
+        let point = (bar.published, bar.predicted.prediction.tflops_per_gpu);
+        groups.entry((&bar.kernel, bar.system.is_baseline())).or_default().push(point);
+    }
+    let mut kernels: Vec<&str> = groups.keys().map(|(kernel, _)| *kernel).collect();
+    kernels.dedup();
+    let color = |kernel: &str| {
+        let place = kernels.iter().position(|known| *known == kernel).unwrap_or(0);
+        KERNELS[place % KERNELS.len()]
+    };
+    let judged = bars.iter().filter(|bar| bar.judged);
+    let mean = judged.clone().map(log_error).sum::<f64>() / judged.clone().count().max(1) as f64;
+    ScatterPlot {
+        frame: Frame {
+            title: format!("Predicted against published: error {:.1} %", mean.exp_m1() * 100.0),
+            subtitle: format!("{} judged bars, sizes from {JUDGED_FROM_SIZE}, published protocols", judged.count()),
+            footer: footer("data/published/figures.csv, effective_splits.csv; machines h200-cx7, h200-efa"),
+        },
+        x_name: "published TFLOPS per GPU".into(),
+        y_name: "predicted TFLOPS per GPU".into(),
+        band: BAND,
+        series: groups
+            .into_iter()
+            .map(|((kernel, unfused), points)| DotSeries {
+                name: format!("{kernel}{}", if unfused { ", unfused" } else { "" }),
+                color: color(kernel),
+                hollow: unfused,
+                points,
+            })
+            .collect(),
+    }
 }
 
 /// A bar without a band.

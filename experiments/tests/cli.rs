@@ -367,3 +367,40 @@ fn a_trace_is_what_the_viewer_expects() {
     let stderr = refused(&format!("trace {case} --roles sender"));
     assert!(stderr.contains("--roles: \"sender\", allowed: compute, intra, send, reduce"), "{stderr}");
 }
+
+#[test]
+fn figures_judge_every_published_bar() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let text = ran(directory.path(), "figures -o out");
+    assert!(text.contains("56 of them judged") && text.contains("fused or unfused: "), "{text}");
+    let figures = directory.path().join("out/figures");
+    let table = |name: &str| {
+        let mut reader = csv::Reader::from_path(figures.join(name)).expect("a table");
+        reader.deserialize().collect::<Result<Vec<BTreeMap<String, String>>, _>>().expect("even rows")
+    };
+    let rows = table("rows.csv");
+    let errors = table("errors.csv");
+    let judged = |group: &BTreeMap<String, String>| {
+        let same = |row: &&BTreeMap<String, String>| {
+            row["judged"] == "true" && ["kernel", "topology", "system"].iter().all(|key| row[*key] == group[*key])
+        };
+        rows.iter().filter(same).collect::<Vec<_>>()
+    };
+    let number = |text: &String| text.parse::<f64>().expect("a number");
+    for group in &errors {
+        let members = judged(group);
+        assert_eq!(members.len().to_string(), group["rows"]);
+        let logs = members.iter().map(|row| {
+            (number(&row["predicted_tflops_per_gpu"]) / number(&row["published_tflops_per_gpu"])).ln().abs()
+        });
+        let error = (logs.sum::<f64>() / members.len() as f64).exp_m1();
+        assert!((error - number(&group["error"])).abs() < 1e-6, "{group:?}");
+    }
+    let counts = errors.iter().map(|group| group["rows"].parse::<u32>().expect("a count"));
+    assert_eq!(counts.sum::<u32>(), 56);
+    assert!(table("assumed.csv").iter().all(|row| ["assumed", "fitted"].contains(&row["kind"].as_str())));
+    assert_eq!(table("decisions.csv").len(), rows.len() / 2);
+    for (kernel, topology) in errors.iter().map(|group| (&group["kernel"], &group["topology"])) {
+        assert!(figures.join(format!("{kernel}-{topology}.png")).is_file());
+    }
+}

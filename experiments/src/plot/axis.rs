@@ -114,8 +114,11 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     if low > high {
         return (0.0, 1.0);
     }
-    let apart = (high.abs() * 0.05).max(1e-6);
-    if high - low < apart * 1e-3 { (low - apart, high + apart) } else { (low, high) }
+    if high - low > high.abs() * 1e-4 {
+        return (low, high);
+    }
+    let apart = if high == 0.0 { 1.0 } else { high.abs() * 0.05 };
+    (low - apart, high + apart)
 }
 
 /// 1, 2 or 5 times a power of ten, at least `step`.
