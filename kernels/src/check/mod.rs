@@ -16,12 +16,15 @@
 mod compact;
 mod finding;
 mod flags;
+mod hazards;
+mod order;
 mod progress;
 mod residency;
 mod shape;
 mod symmetry;
+mod touches;
 
-pub use finding::{CycleStep, Finding, FlagAt, Problem, Severity, TaskAt};
+pub use finding::{CycleStep, Finding, FlagAt, Problem, RaceKind, RaceSide, Severity, TaskAt};
 pub use residency::check_residency;
 pub use shape::{MAX_READY_FLAGS, MAX_READY_WAITS, MAX_WINDOW, PIECE_BYTES, ShapeError, Target, check_task};
 pub use symmetry::check_symmetry;
@@ -34,19 +37,52 @@ use compact::Compact;
 /// Without a split every role that takes its CTAs from it counts as having some. The order is: structure, single
 /// tasks (with the hazards that a single task shows), flags, progress; a level that fails hides the later ones.
 pub fn check_fatal(schedule: &Schedule, split: Option<&RoleSplit>) -> Vec<Finding> {
-    let mut findings = structure(schedule);
+    let mut findings = Vec::new();
+    progress(schedule, split, &mut findings);
+    findings
+}
+
+/// The compact schedule and a legal order of its tasks, where there is one.
+fn progress(
+    schedule: &Schedule,
+    split: Option<&RoleSplit>,
+    findings: &mut Vec<Finding>,
+) -> Option<(Compact, Vec<u32>)> {
+    *findings = structure(schedule);
     if !findings.is_empty() {
-        return findings;
+        return None;
     }
-    let compact = match Compact::new(schedule, &mut findings) {
+    let compact = match Compact::new(schedule, findings) {
         Ok(compact) => compact,
-        Err(finding) => return vec![finding],
+        Err(finding) => {
+            *findings = vec![finding];
+            return None;
+        }
     };
-    if has_fatal(&findings) {
-        return findings;
+    if has_fatal(findings) {
+        return None;
     }
-    flags::check(schedule, &compact, &mut findings);
-    progress::check(schedule, &compact, split, &mut findings);
+    flags::check(schedule, &compact, findings);
+    let order = progress::check(schedule, &compact, split, findings);
+    (order.len() == compact.tasks.len()).then_some((compact, order))
+}
+
+/// [`check_fatal`] and races in the memory of some ranks: of one rank of each class, and of the last rank.
+///
+/// Ranks of a class differ in addresses alone. The last rank is looked at beside the first because addresses that wrap
+/// around the cluster do so there; the others' are what [`check_symmetry`] and the executor can say of them.
+pub fn check_hazards(schedule: &Schedule, split: Option<&RoleSplit>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some((compact, legal)) = progress(schedule, split, &mut findings)
+        && !has_fatal(&findings)
+    {
+        let order = order::Order::new(schedule, &compact, &legal);
+        let number = |rank: &crate::Rank| schedule.cluster.number(*rank) as u32;
+        let mut ranks: Vec<u32> = compact.classes.iter().map(number).collect();
+        ranks.push(schedule.cluster.ranks() as u32 - 1);
+        ranks.dedup();
+        findings.extend(hazards::check(schedule, &order, &ranks));
+    }
     findings
 }
 
