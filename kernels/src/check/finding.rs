@@ -329,7 +329,11 @@ impl fmt::Display for Problem {
             }
             Self::NothingWritten { buffer, rank, bytes, access, count } => {
                 let (from, to) = bytes;
-                write!(f, "{} {buffer}[{from}..{to}] of rank {rank}, which nothing has written ({count} pieces)", access_text(*access))
+                write!(
+                    f,
+                    "{} {buffer}[{from}..{to}] of rank {rank}, which nothing has written ({count} pieces)",
+                    access_text(*access)
+                )
             }
             Self::FabricOrder { family, how, count } => {
                 write!(f, "word {family} may be seen before its data: {how} ({count} puts)")

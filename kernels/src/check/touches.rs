@@ -358,7 +358,9 @@ fn panel_piece(task: &Task, panel: &Region, left: bool, (from, to): (u32, u32)) 
             Region { offset: panel.offset + from * step, row_bytes: ((to - from) * step) as u32, ..*panel }
         }
         Op::GemmTile { tile: [_, _, block], .. } | Op::AttentionTile { tile: [_, block], .. }
-            if !left && panel.blocks == 1 && u64::from(panel.rows) == u64::from(task.op.steps()) * u64::from(*block) =>
+            if !left
+                && panel.blocks == 1
+                && u64::from(panel.rows) == u64::from(task.op.steps()) * u64::from(*block) =>
         {
             let rows = u64::from(*block);
             Region { offset: panel.offset + from * rows * panel.row_pitch, rows: ((to - from) * rows) as u32, ..*panel }

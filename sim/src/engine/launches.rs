@@ -25,7 +25,8 @@ impl<'a> Engine<'a> {
             self.s.launches[h.launch0 + l] =
                 LaunchState { before: launch.after.len() as u32, left, ..LaunchState::default() };
             if launch.after.is_empty() {
-                self.s.timers.push(h.rank, self.c.times.launch, kind::LAUNCH, l as u32, 0);
+                let late = self.s.unsteady.get(h.rank).map_or(0, |unsteady| unsteady.late_ps);
+                self.s.timers.push(h.rank, self.c.times.launch + late, kind::LAUNCH, l as u32, 0);
             }
         }
     }
@@ -37,14 +38,8 @@ impl<'a> Engine<'a> {
             let row = &self.t.roles[h.table0 + r];
             for index in 0..row.workers {
                 let w = row.worker0 + index;
-                self.s.workers[h.worker0 + w as usize] = Worker {
-                    state: State::Free,
-                    role: r as u16,
-                    position: index,
-                    stride: row.workers,
-                    since: now,
-                    ..Worker::ABSENT
-                };
+                self.s.workers[h.worker0 + w as usize] =
+                    Worker { state: State::Free, role: r as u16, position: index, since: now, ..Worker::ABSENT };
                 self.make_runnable(h, w);
             }
             if let Claim::Ready { .. } = row.claim {

@@ -1,0 +1,94 @@
+//! Nothing is carried twice and nothing is lost.
+
+use crate::support::*;
+use tilewire_kernels::Offset;
+use tilewire_kernels::schedule::{At, Op};
+use tilewire_sim::compile::{Compiled, Form, ResourceKind};
+use tilewire_sim::engine;
+use tilewire_sim::engine::UNWATCHED;
+
+#[test]
+fn no_resource_carries_more_than_its_capacity_and_all_of_the_bytes() {
+    for machine in [shipped_machine("h200-efa"), shipped_machine("h200-cx7")] {
+        for case in SETS.into_iter().flat_map(|set| kernels(set, cluster(2, 2), machine.fabric, 1)) {
+            let compiled = Compiled::new(&case.schedule, &machine, &full()).expect("compiles");
+            let run = engine::run(&compiled, &case.usual_split(), Form::Whole, true).expect("runs");
+            let resources = ResourceKind::count(compiled.times.rails);
+            let (mut total, mut last) = (vec![0_u128; resources as usize], vec![(0, 0); resources as usize]);
+            for &(at, resource, rate) in &run.carried {
+                let resource = resource as usize;
+                assert!(rate <= compiled.capacities[resource].0, "{}: resource {resource} at {at}", case.name);
+                let (since, before) = last[resource];
+                total[resource] += u128::from(at - since) * u128::from(before);
+                last[resource] = (at, rate);
+            }
+            assert!(last.iter().all(|&(_, rate)| rate == 0), "{}: something still flows", case.name);
+            if case.schedule.symmetry.is_full() {
+                // By symmetry a rank's resources carry what its own tasks take from anybody's.
+                for &(kind, expected) in &compiled.programs[0].totals {
+                    let carried = (total[kind.index(compiled.times.rails) as usize] / 1_000_000_000_000) as u64;
+                    // Samples are rounded down to a byte/s, flows end up to a picosecond late.
+                    let slack = expected / 10_000 + 10_000;
+                    assert!(carried.abs_diff(expected) <= slack, "{} {kind:?}: {carried} of {expected}", case.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_adds_of_every_flag_are_its_final_value() {
+    for machine in [shipped_machine("h200-efa"), shipped_machine("h200-cx7")] {
+        for case in SETS.into_iter().flat_map(|set| kernels(set, cluster(2, 2), machine.fabric, 1)) {
+            let (schedule, cluster) = (&case.schedule, case.schedule.cluster);
+            let compiled = Compiled::new(schedule, &machine, &full()).expect("compiles");
+            let run = engine::run(&compiled, &case.usual_split(), Form::Whole, true).expect("runs");
+            let flags = compiled.family_base[schedule.flags.len()] as usize;
+            let mut adds = vec![vec![0_u32; flags]; cluster.ranks()];
+            let mut add = |rank, flag: tilewire_kernels::schedule::Flag, amount| {
+                let base = compiled.family_base[usize::from(flag.family.0)];
+                adds[cluster.number(rank)][(base + flag.slot) as usize] += amount;
+            };
+            for rank in cluster.iter() {
+                for (launch, role) in schedule.role_indices() {
+                    schedule.for_each_task(rank, launch, role, |task| {
+                        for signal in &task.signals {
+                            let to: Vec<Offset> = match signal.to {
+                                At::Offset(offset) => vec![offset],
+                                At::AllLocal => (0..cluster.gpus_per_node).map(Offset::local).collect(),
+                            };
+                            to.iter().for_each(|&to| add(cluster.at(rank, to), signal.flag, signal.add));
+                        }
+                        if let Op::Put { dst, arrived, sent, .. } = &task.op {
+                            let At::Offset(to) = dst.at else { panic!("a put names one rank") };
+                            add(cluster.at(rank, to), *arrived, 1);
+                            sent.iter().for_each(|&sent| add(rank, sent, 1));
+                        }
+                    });
+                }
+            }
+            for (rank, adds) in adds.iter().enumerate() {
+                let watched = &compiled.programs[compiled.program_of[rank] as usize].countdown;
+                for (flag, &adds) in adds.iter().enumerate().filter(|&(flag, _)| watched[flag] != UNWATCHED) {
+                    assert_eq!(run.flags[rank][flag], adds, "{} rank {rank} flag {flag}", case.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tasks_fill_the_time_of_their_ctas() {
+    let machine = shipped_machine("h200-efa");
+    for case in SETS.into_iter().flat_map(|set| kernels(set, cluster(2, 2), machine.fabric, 1)) {
+        let compiled = Compiled::new(&case.schedule, &machine, &full()).expect("compiles");
+        for form in [Form::Whole, Form::CommOnly] {
+            let run = engine::run(&compiled, &case.usual_split(), form, true).expect("runs");
+            for rank in 0..compiled.ranks.len() {
+                let tasks: u64 = run.timeline.iter().filter(|t| t.rank == rank as u32).map(|t| t.free - t.taken).sum();
+                let accounted = run.busy[rank].iter().sum::<u64>() + run.waits[rank].iter().sum::<u64>();
+                assert_eq!(accounted, tasks, "{} rank {rank} {form:?}", case.name);
+            }
+        }
+    }
+}
