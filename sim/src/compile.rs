@@ -227,7 +227,7 @@ pub struct RoleC {
     pub first: u32,
     /// Number of tasks.
     pub tasks: u32,
-    /// Sum over tasks of the time at full speed, whole form.
+    /// Sum over tasks of the time that they hold their CTA at full speed, whole form.
     pub work_ps: u128,
     /// Start of a block, for one-task-per-block grids.
     pub block_ps: u64,
@@ -1059,7 +1059,9 @@ fn compile_rank(
                 let record = compiler.costs[usize::from(cost)];
                 let form = record.forms[0];
                 let alone = form.fixed + form.step * u64::from(record.steps) + form.out.work;
-                work_ps += u128::from(alone);
+                // A store that overlaps the next tile holds its CTA for no time of its own.
+                let overlapped = record.work == Work::Tile && record.drain == Drain::Overlap;
+                work_ps += u128::from(if overlapped { alone - form.out.work } else { alone });
                 collective |= record.work == Work::Collective;
                 program.longest_ps = program.longest_ps.max(alone);
                 for (class, work) in

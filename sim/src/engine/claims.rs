@@ -115,15 +115,12 @@ impl<'a> Engine<'a> {
         let state = &mut self.s.roles[h.role0 + role];
         let index = state.next + (slot_of_role + window - state.next % window) % window;
         let task = &h.program.tasks[(row.first + index) as usize];
-        match self.first_unmet(h, task.wait0, task.waits[0]) {
-            Some(flag) => {
-                self.s.slot_flag[h.slot0 + slot] = flag;
-                self.register(h, flag, SLOT | slot as u32);
-            }
-            None => {
-                self.s.roles[h.role0 + role].ready |= 1 << slot_of_role;
-                self.mark_dirty(h, role);
-            }
+        if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
+            self.s.slot_flag[h.slot0 + slot] = flag;
+            self.register(h, flag, SLOT | slot as u32);
+        } else {
+            self.s.roles[h.role0 + role].ready |= 1 << slot_of_role;
+            self.mark_dirty(h, role);
         }
     }
 
@@ -191,6 +188,7 @@ impl<'a> Engine<'a> {
         let (State::Idle, Claim::Ready { window }) = (worker.state, row.claim) else { return None };
         let state = &self.s.roles[h.role0 + r];
         let first = (state.next..state.entered).find(|index| state.claimed >> (index % window) & 1 == 0)?;
-        Some((row.first + first, self.s.slot_flag[h.slot0 + r * WINDOW + (first % window) as usize]))
+        let flag = self.s.slot_flag[h.slot0 + r * WINDOW + (first % window) as usize];
+        (flag != NONE).then_some((row.first + first, flag))
     }
 }

@@ -31,7 +31,7 @@ use crate::noise::{Purpose, Stream};
 use crate::share::Sharing;
 use claims::{RoleState, WINDOW};
 use flags::Flags;
-use launches::LaunchState;
+use launches::{LaunchState, Rendezvous};
 use puts::Proxy;
 use tables::Tables;
 use tilewire_kernels::schedule::CtaCount;
@@ -186,8 +186,7 @@ struct RunState {
     slot_flag: Vec<u32>,
     launches: Vec<LaunchState>,
     proxies: Vec<Proxy>,
-    /// Ranks and workers that have come to a collective: (role, task of the role).
-    collectives: Vec<((u32, u32), Vec<(u32, u32)>)>,
+    collectives: Vec<Rendezvous>,
     /// With noise, of each rank.
     unsteady: Vec<Unsteady>,
     busy: Vec<u64>,

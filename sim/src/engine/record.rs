@@ -1,7 +1,7 @@
 //! What a run leaves behind: ends, times by role, and, when asked for, every task and every change of a rate.
 
 use super::{Engine, Here};
-use crate::compile::{NONE, ResourceKind};
+use crate::compile::ResourceKind;
 
 /// A task of the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct TaskTime {
     pub free: u64,
     /// The last write was done, ps.
     pub end: u64,
-    /// Flag that was waited for last, [`NONE`] without a wait.
+    /// Flag that was waited for last, [`NONE`](crate::compile::NONE) without a wait.
     pub waited_for: u32,
 }
 

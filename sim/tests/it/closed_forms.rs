@@ -3,8 +3,8 @@
 //! A launch takes 3 us. A CTA copies at 50 GB/s after a latency of 1 us (NVLink: 2 us).
 
 use crate::support::*;
-use tilewire_kernels::schedule::{At, Claim, CtaCount, Drain, Gate, Role, Signal, Wait};
-use tilewire_kernels::{Fabric, RoleKind};
+use tilewire_kernels::schedule::{At, Claim, CollectiveKind, CtaCount, Drain, Gate, Op, Role, Signal, Wait};
+use tilewire_kernels::{Fabric, RoleKind, Task};
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::engine;
 
@@ -350,4 +350,23 @@ fn busy_and_wait_fill_the_time_of_a_cta() {
     let run = simulate(&toy, &ib(), split(1, 1, 0, 0));
     assert_eq!(run.busy[0], [2 * US, 21 * US]);
     assert_eq!(run.waits[0], [21_500 * NS, 0]);
+}
+
+#[test]
+fn a_collective_begins_when_the_last_rank_has_come() {
+    // Rank 1 copies for 21 us first; the collective takes 10 us + 1,000,000 B x 3/4 / 100 GB/s.
+    let once = Role { ctas: CtaCount::Fixed(1), ..compute() };
+    let toy = Toy::node(4, Vec::new())
+        .launches(vec![launch("own", vec![], vec![once.clone()]), launch("all", vec![0], vec![once])])
+        .tasks(|rank, launch, _| {
+            let (src, dst) = (bytes(250_000), bytes(1_000_000));
+            match (launch, rank.gpu) {
+                (0, 1) => vec![copy(At::ME, At::ME, 1_000_000)],
+                (0, _) => vec![sync()],
+                _ => vec![Task::new(Op::Collective { kind: CollectiveKind::AllGather, src, dst })],
+            }
+        });
+    // One CTA drives an eighth of the library's channels: 12.5 GB/s, 60 us.
+    let machine = with(ib(), &[("library.all_gather.fill_us", 0.0)]);
+    assert_eq!(simulate(&toy, &machine, split(0, 0, 0, 0)).rank_ends, [(3 + 21 + 1 + 10 + 60) * US; 4]);
 }

@@ -88,12 +88,11 @@ fn slow_thetas(network: &Network, active: &[usize]) -> Vec<u128> {
             let (mut open, mut waiting) = (u128::from(base), false);
             for (&f, &theta) in active.iter().zip(&thetas) {
                 for &(_, rate) in network.classes[network.flows[f].class].iter().filter(|d| d.0 == r as u32) {
-                    match theta {
-                        Some(theta) => room -= theta * u128::from(rate),
-                        None => {
-                            open += u128::from(rate);
-                            waiting = true;
-                        }
+                    if let Some(theta) = theta {
+                        room -= theta * u128::from(rate);
+                    } else {
+                        open += u128::from(rate);
+                        waiting = true;
                     }
                 }
             }

@@ -79,7 +79,8 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
 const GEMM: &[(&str, f64)] =
     &[("sm_tflops", 1.0), ("fill_ns", 100.0), ("epilogue_ns", 200.0), ("smem_read_ns", 10.0), ("visible_ns", 20.0)];
 
-const COLLECTIVE: &[(&str, f64)] = &[("latency_us", 10.0), ("bus_gbs", 100.0), ("sms", 8.0)];
+const COLLECTIVE: &[(&str, f64)] =
+    &[("latency_us", 10.0), ("fill_us", 0.0), ("fill_wire_mib", 1.0), ("bus_gbs", 100.0), ("sms", 8.0)];
 
 /// The machine of round numbers.
 pub fn round_machine(fabric: Fabric) -> Machine {
@@ -226,11 +227,19 @@ pub fn copy(from: At, to: At, size: u64) -> Task {
 }
 
 pub fn copy_in_flight(from: At, to: At, size: u64, in_flight_bytes: u32) -> Task {
+    let mut task = copy_region(from, to, bytes(size));
+    if let Op::Copy { in_flight_bytes: in_flight, .. } = &mut task.op {
+        *in_flight = in_flight_bytes;
+    }
+    task
+}
+
+pub fn copy_region(from: At, to: At, region: Region) -> Task {
     Task::new(Op::Copy {
-        src: Place { at: from, region: bytes(size) },
-        dsts: smallvec::smallvec![Place { at: to, region: bytes(size) }],
+        src: Place { at: from, region },
+        dsts: smallvec::smallvec![Place { at: to, region }],
         engine: Engine::Bulk,
-        in_flight_bytes,
+        in_flight_bytes: u32::MAX,
         load_store_overlap: true,
     })
 }
@@ -239,17 +248,30 @@ pub fn sync() -> Task {
     Task::new(Op::Sync)
 }
 
-/// 100 x 100 x (50 `steps`): a microsecond per step on the round machine, 20,000 bytes out.
-pub fn tile(steps: u32, to: At, drain: Drain) -> Task {
+/// A tile of `k` columns of operands, written to the own memory.
+pub fn gemm_tile(tile: [u16; 3], k: u32) -> Task {
+    let [bm, bn, _] = tile.map(u32::from);
+    let matrix = |rows, columns| Region::contiguous(BufferId(0), 0, rows, columns * 2);
+    let place = Place::me(matrix(bm, bn));
     Task::new(Op::GemmTile {
-        a: Region::matrix(BufferId(0), 0, 100, 100 * steps, u64::from(100 * steps)),
-        b: Region::matrix(BufferId(0), 0, 50 * steps, 200, 200),
-        outs: smallvec::smallvec![TileOut { place: Place { at: to, region: bytes(20_000) }, mode: WriteMode::Store }],
-        tile: [100, 100, 50],
+        a: matrix(bm, k),
+        b: matrix(k, bn),
+        outs: smallvec::smallvec![TileOut { place, mode: WriteMode::Store }],
+        tile,
         stages: 4,
-        drain,
+        drain: Drain::Overlap,
         main_loop: MainLoop::Pipelined,
     })
+}
+
+/// 100 x 100 x (50 `steps`): a microsecond per step on the round machine, 20,000 bytes out.
+pub fn tile(steps: u32, to: At, drain: Drain) -> Task {
+    let mut task = gemm_tile([100, 100, 50], 50 * steps);
+    if let Op::GemmTile { outs, drain: rule, .. } = &mut task.op {
+        outs[0].place.at = to;
+        *rule = drain;
+    }
+    task
 }
 
 pub fn put(size: u64, dn: u16, queue: u16, publish: Publish, arrived: u32, sent: Option<u32>) -> Task {
@@ -326,7 +348,7 @@ impl Case {
 
 fn problem(kind: ProblemKind, kernel: &str, cluster: Cluster, scale: u64) -> Problem {
     let ranks = cluster.ranks() as u64;
-    let m = 2048.max(256 * ranks) * scale;
+    let m = 512 * ranks * scale;
     match kind {
         ProblemKind::Gemm if kernel == "ag_gemm" => Problem::Gemm { m, n: 512, k: 1024 },
         ProblemKind::Gemm => Problem::Gemm { m, n: 2048, k: 256 },
