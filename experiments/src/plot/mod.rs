@@ -25,6 +25,9 @@ pub const SIZE: (u32, u32) = (1200, 800);
 /// Bitmaps are drawn this many times larger and averaged, which smooths every edge.
 const OVERSAMPLING: u32 = 3;
 
+/// The drawing library rounds to whole units: an SVG has this many of them in a pixel.
+const SVG_GRID: u32 = 4;
+
 /// Bitmap text centred at a point stands this share of its size too high: the font's line has room for accents.
 const BITMAP_DROP: f64 = 0.11;
 
@@ -64,12 +67,20 @@ pub fn save(drawing: &impl Drawing, stem: &Path) -> Result<[PathBuf; 2], Experim
 }
 
 fn svg_text(drawing: &impl Drawing) -> Result<String, String> {
+    let fine = (SIZE.0 * SVG_GRID, SIZE.1 * SVG_GRID);
     let mut text = String::new();
     {
-        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-        drawing.draw(&Canvas::new(&area, 1.0, 0.0)).and_then(|()| area.present().map_err(|e| e.to_string()))?;
+        let area = SVGBackend::with_string(&mut text, fine).into_drawing_area();
+        let canvas = Canvas::new(&area, f64::from(SVG_GRID), 0.0);
+        drawing.draw(&canvas).and_then(|()| area.present().map_err(|e| e.to_string()))?;
     }
-    Ok(text)
+    // The view box keeps the fine grid; only the size on the page is set back.
+    let (fine, size) = (page(fine), page(SIZE));
+    Ok(text.replacen(&fine, &size, 1))
+}
+
+fn page((width, height): (u32, u32)) -> String {
+    format!("width=\"{width}\" height=\"{height}\"")
 }
 
 fn write_png(drawing: &impl Drawing, path: &Path) -> Result<(), String> {
