@@ -27,7 +27,9 @@ fn show_published() {
             let schedule = case.kernel.build(&case.spec).expect("a small case builds");
             let found = check_hazards(&schedule, None);
             println!("== {}", case.name());
-            for f in &found { println!("{f}"); }
+            for f in &found {
+                println!("{f}");
+            }
         }
     }
 }

@@ -37,27 +37,30 @@ pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> Ve
             list.sort_unstable_by_key(place);
             let memory = schedule.cluster.rank(rank as usize);
             let side = |touch: &Touch| RaceSide {
-                task: name_on(schedule, order.compact, touch.node.task, schedule.cluster.rank(touch.node.rank as usize)),
+                task: name_on(
+                    schedule,
+                    order.compact,
+                    touch.node.task,
+                    schedule.cluster.rank(touch.node.rank as usize),
+                ),
                 access: touch.access,
             };
             if let Some(first) = list.first()
                 && first.access != Access::Write
+                && touches.complete
                 && schedule.buffers[buffer].usage != BufferUse::Input
             {
-                empty
-                    .entry(buffer)
-                    .and_modify(|finding| count(finding))
-                    .or_insert_with(|| {
-                        let first = side(first);
-                        let problem = Problem::NothingWritten {
-                            buffer: schedule.buffers[buffer].name.clone(),
-                            rank: memory,
-                            bytes: (bytes.0, bytes.0 + bytes.1),
-                            access: first.access,
-                            count: 1,
-                        };
-                        Finding::hazard(Some(first.task), problem)
-                    });
+                empty.entry(buffer).and_modify(|finding| count(finding)).or_insert_with(|| {
+                    let first = side(first);
+                    let problem = Problem::NothingWritten {
+                        buffer: schedule.buffers[buffer].name.clone(),
+                        rank: memory,
+                        bytes: (bytes.0, bytes.0 + bytes.1),
+                        access: first.access,
+                        count: 1,
+                    };
+                    Finding::hazard(Some(first.task), problem)
+                });
             }
             let commute = |a: &Touch, b: &Touch| a.access == b.access && a.access != Access::Write;
             let mut groups = list.chunk_by(commute);
@@ -111,9 +114,7 @@ fn is_ordered(order: &Order<'_>, touches: &Touches, rank: u32, a: &Touch, b: &To
         _ => {
             let signal = order.compact.signals[signal as usize];
             let to = order.target(a.node.rank, signal.to);
-            ahead != Ahead::Chain
-                && !signal.early
-                && (to == rank || !touches.written[a.written as usize].contains(&to))
+            ahead != Ahead::Chain && !signal.early && (to == rank || !touches.written[a.written as usize].contains(&to))
         }
     };
     let ends = !matches!(kind, TaskKind::Put { .. });

@@ -361,7 +361,8 @@ impl<'a> Order<'a> {
     fn weaken(&self, flag: u32, levels: &[u32], weaker: &mut Vec<((u32, u32), Ahead)>) {
         let state = |level: u32| self.partial[&(flag, level)].ahead;
         let raisers = self.signals_to(flag);
-        let rank = self.schedule.cluster.number(self.compact.classes[(flag / self.compact.flags_per_class) as usize]) as u32;
+        let rank =
+            self.schedule.cluster.number(self.compact.classes[(flag / self.compact.flags_per_class) as usize]) as u32;
         let needs = levels.iter().filter(|&&level| state(level) == Ahead::Group).count();
         let mut chain = None;
         if needs > 0 {
@@ -396,8 +397,10 @@ impl<'a> Order<'a> {
 
     /// Whether a raiser comes after a task that waits for at least this level of the flag.
     fn after_waiter(&self, signal: u32, flag: u32, rank: u32, level: u32) -> bool {
-        let raiser =
-            Node { task: self.task_of[signal as usize], rank: self.source(rank, self.compact.signals[signal as usize].to) };
+        let raiser = Node {
+            task: self.task_of[signal as usize],
+            rank: self.source(rank, self.compact.signals[signal as usize].to),
+        };
         let waits = |node: Node| {
             node.rank == rank
                 && self.compact.waits_of(node.task).any(|wait| {
@@ -457,7 +460,8 @@ impl<'a> Order<'a> {
         let floor = self.position[before.task as usize];
         let launch = self.launch_of(before.task);
         let collective = self.compact.tasks[before.task as usize].kind == TaskKind::Collective;
-        let peers: MixSet<Node> = if collective { self.peers_of_collective(before).collect() } else { MixSet::default() };
+        let peers: MixSet<Node> =
+            if collective { self.peers_of_collective(before).collect() } else { MixSet::default() };
         self.search(after, upto, floor, SEARCH_TASKS, |hop| match hop {
             Hop::Raised { node, signal, ahead } => (node == before && covers(signal, ahead)) || peers.contains(&node),
             Hop::Ended { launch: l, rank } => ends && l == launch && (rank == before.rank || collective),

@@ -82,7 +82,6 @@ pub(super) fn check(
     progress.order
 }
 
-
 impl<'a> Progress<'a> {
     fn new(schedule: &'a Schedule, compact: &'a Compact, split: Option<&'a RoleSplit>) -> Self {
         let launches = schedule.launches.len();

@@ -139,13 +139,7 @@ impl Scratch {
     ///
     /// # Errors
     /// [`SimError`] for a split that does not fit and for a run that gets stuck.
-    pub fn run(
-        &mut self,
-        compiled: &Compiled,
-        split: &RoleSplit,
-        form: Form,
-        timeline: bool,
-    ) -> Result<Run, SimError> {
+    pub fn run(&mut self, compiled: &Compiled, split: &RoleSplit, form: Form, timeline: bool) -> Result<Run, SimError> {
         let counts = worker_counts(compiled, split)?;
         self.tables.prepare(compiled, &counts, form);
         self.state.reset(compiled, &self.tables);
@@ -235,10 +229,13 @@ fn new_sharing(c: &Compiled) -> Sharing {
     let mut sharing = Sharing::new(c.ranks.iter().flat_map(|_| c.capacities.iter().copied()));
     for (owner, &rank) in c.ranks.iter().enumerate() {
         for class in &c.classes {
-            sharing.add_class(owner as u32, class.iter().map(|&(offset, kind, demand)| {
-                let target = c.folded.number(c.folded.at(rank, offset)) as u32;
-                (target * per_rank + kind.index(c.times.rails), demand)
-            }));
+            sharing.add_class(
+                owner as u32,
+                class.iter().map(|&(offset, kind, demand)| {
+                    let target = c.folded.number(c.folded.at(rank, offset)) as u32;
+                    (target * per_rank + kind.index(c.times.rails), demand)
+                }),
+            );
         }
     }
     sharing
