@@ -1,5 +1,6 @@
 //! What the checker reports.
 
+use super::limits::TooWide;
 use super::shape::ShapeError;
 use crate::cluster::Rank;
 use crate::schedule::{Access, RoleKind};
@@ -92,6 +93,17 @@ pub enum Problem {
         /// SMs of the GPU.
         sms: u32,
     },
+    /// More of something than the machine has.
+    Exceeds {
+        /// Of what.
+        what: &'static str,
+        /// How much the schedule needs.
+        have: u64,
+        /// How much there is.
+        limit: u64,
+    },
+    /// A value that the transport's command cannot carry.
+    Width(TooWide),
     /// More flags or tasks than the checker's 32-bit indices hold.
     TooLarge {
         /// What there is too much of.
@@ -283,6 +295,8 @@ impl fmt::Display for Problem {
                     have - u64::from(*sms)
                 )
             }
+            Self::Exceeds { what, have, limit } => write!(f, "needs {have} {what}, there are {limit}"),
+            Self::Width(error) => error.fmt(f),
             Self::TooLarge { what, value } => write!(f, "{value} {what}, the checker holds {}", u32::MAX),
             Self::Unreachable { flag, have, need } => {
                 write!(f, "waits for {flag} >= {need}, but all signals add up to {have}")

@@ -47,6 +47,7 @@ pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> Ve
             };
             if let Some(first) = list.first()
                 && first.access != Access::Write
+                && touches.complete
                 && schedule.buffers[buffer].usage != BufferUse::Input
             {
                 empty.entry(buffer).and_modify(|finding| count(finding)).or_insert_with(|| {

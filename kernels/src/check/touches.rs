@@ -5,7 +5,7 @@
 //! regions, not with bytes.
 
 use super::order::{Mix, MixMap, MixSet, Node, Order, Upto};
-use crate::cluster::Rank;
+use crate::cluster::{Offset, Rank};
 use crate::schedule::{Access, At, Gate, GatherEntry, Op, Region, Schedule, Task};
 use std::hash::{Hash, Hasher};
 
@@ -40,9 +40,17 @@ struct Cells {
 /// Accesses to the memory of a rank.
 pub(super) struct Touches {
     cells: Vec<Cells>,
-    /// Distinct sets of ranks.
+    /// Sets of ranks that tasks write to.
     pub(super) written: Vec<Vec<u32>>,
+    /// Whether all ranks that reach this memory were streamed; else some of them, spread evenly over the cluster.
+    pub(super) complete: bool,
 }
+
+/// Tasks of a role that are streamed, over the ranks from which it reaches a memory, before only some ranks are.
+const STREAMED_TASKS: usize = 6_000_000;
+
+/// Ranks that are streamed however long their lists are.
+const FEWEST_SOURCES: usize = 8;
 
 impl Touches {
     /// Streams the roles that reach the memory of `rank`, on all ranks from which they do.
@@ -50,19 +58,28 @@ impl Touches {
         let mut touches = Self {
             cells: reach.pitches.iter().map(|&pitch| Cells { pitch, ..Cells::default() }).collect(),
             written: Vec::new(),
+            complete: true,
         };
         let compact = order.compact;
         let roles = compact.roles.len() / compact.classes.len();
         let mut alike: MixMap<(u16, u32, u64), (usize, usize)> = MixMap::default();
         let mut sources: Vec<(u32, usize)> = Vec::new();
         for (role, offsets) in reach.offsets.iter().enumerate() {
+            let at = sources.len();
             for &(dn, dg) in offsets {
-                let source = order.source(rank, crate::cluster::Offset { dn, dg });
+                let source = order.source(rank, Offset { dn, dg });
                 let class = compact.class_of[source as usize] as usize;
                 if role / roles == class {
                     sources.push((source, role));
                 }
             }
+            let most = (STREAMED_TASKS / (compact.roles[role].tasks as usize).max(1)).max(FEWEST_SOURCES);
+            let found = sources.split_off(at);
+            touches.complete &= found.len() <= most;
+            // Evenly over the cluster, its first and last rank included.
+            let last = found.len().saturating_sub(1);
+            let keep = most.min(found.len());
+            sources.extend((0..keep).map(|i| found[i * last / keep.saturating_sub(1).max(1)]));
         }
         sources.sort_unstable();
         sources.dedup();
@@ -96,14 +113,19 @@ impl Touches {
     ) {
         // Tasks without signals that wait for the same come before nothing but the end of their launch, and after the
         // same: of those, the first and the last stand for all.
-        let twin = (task.signals.is_empty() && !matches!(task.op, Op::Put { .. })).then(|| {
-            let mut key = Mix::default();
-            task.waits.hash(&mut key);
-            (order.launch_of(node.task), node.rank, task.op.name()).hash(&mut key);
-            key.finish()
-        });
+        let twin = std::cell::OnceCell::new();
+        let twin_of = || {
+            *twin.get_or_init(|| {
+                (task.signals.is_empty() && !matches!(task.op, Op::Put { .. })).then(|| {
+                    let mut key = Mix::default();
+                    task.waits.hash(&mut key);
+                    (order.launch_of(node.task), node.rank, task.op.name()).hash(&mut key);
+                    key.finish()
+                })
+            })
+        };
         let written = std::cell::OnceCell::new();
-        for_each_touch(schedule, from, task, table, &mut |at: At, region: &Region, access, opens| {
+        for_each_touch(task, table, &mut |at: At, region: &Region, access, opens| {
             let buffer = usize::from(region.buffer.0);
             if !reach.written[buffer] || !reaches(schedule, from, at, rank) {
                 return;
@@ -117,7 +139,7 @@ impl Touches {
                     cells.rects.push(rect);
                 }
                 let touch = Touch { rect: id, node, access, opens, written: set };
-                let Some(twin) = twin.filter(|_| access == Access::Read) else {
+                let Some(twin) = (access == Access::Read).then(twin_of).flatten() else {
                     cells.touches.push(touch);
                     continue;
                 };
@@ -256,7 +278,9 @@ impl Reach {
                     }
                 }
             });
-            reach.offsets.push(offsets.into_iter().collect());
+            let mut offsets: Vec<(u16, u16)> = offsets.into_iter().collect();
+            offsets.sort_unstable();
+            reach.offsets.push(offsets);
         }
         reach.pitches = pitches
             .iter()
@@ -290,20 +314,15 @@ fn for_each_rank(schedule: &Schedule, from: Rank, at: At, mut f: impl FnMut(u32)
 }
 
 fn reaches(schedule: &Schedule, from: Rank, at: At, rank: u32) -> bool {
-    let mut found = false;
-    for_each_rank(schedule, from, at, |to| found |= to == rank);
-    found
+    let cluster = schedule.cluster;
+    match at {
+        At::Offset(offset) => cluster.number(cluster.at(from, offset)) as u32 == rank,
+        At::AllLocal => rank / u32::from(cluster.gpus_per_node) == u32::from(from.node),
+    }
 }
 
 /// Calls `f` for each piece that a task touches, with the waits that it begins after.
-fn for_each_touch(
-    schedule: &Schedule,
-    from: Rank,
-    task: &Task,
-    table: &[Option<GatherEntry>],
-    f: &mut impl FnMut(At, &Region, Access, Upto),
-) {
-    let _ = (schedule, from);
+fn for_each_touch(task: &Task, table: &[Option<GatherEntry>], f: &mut impl FnMut(At, &Region, Access, Upto)) {
     if matches!(&task.op, Op::Put { dst, .. } if dst.region.bytes() == 0) {
         // A flag only.
         return;
