@@ -12,7 +12,7 @@
 //! Error of a row = |ln(predicted / published)|; of a group = exp(mean) - 1.
 
 use crate::cli::{FiguresArgs, ProtocolArg};
-use crate::data::{Data, Figure, JUDGED_FROM_SIZE, Judged, Metric, System};
+use crate::data::{Data, Figure, FitRow, JUDGED_FROM_SIZE, Judged, Metric, System};
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::experiment::Experiment;
@@ -50,6 +50,8 @@ struct Bar {
     published: f64,
     band: (f64, f64),
     judged: bool,
+    /// A machine parameter was fitted on it.
+    fitted: bool,
     /// Under the protocol that the bar had.
     predicted: Answer,
     /// Under a fresh epoch per launch.
@@ -67,6 +69,9 @@ struct GroupError {
     system: &'static str,
     rows: usize,
     error: f64,
+    test_rows: usize,
+    /// Over the rows on which nothing was fitted.
+    test_error: f64,
     worst_size: u64,
     worst_published_tflops_per_gpu: f64,
     worst_predicted_tflops_per_gpu: f64,
@@ -180,9 +185,10 @@ fn published(data: &Data) -> Result<Vec<(Figure, Option<Judged>)>, ExperimentErr
 
 fn predict(source: &Source) -> Result<Bars, ExperimentError> {
     let published = published(&source.data)?;
+    let fit_rows = source.data.fit_rows()?;
     let bar = progress::bar(published.len() as u64, "figures");
     let predict = |(figure, judged): &(Figure, Option<Judged>)| {
-        let predicted = predict_bar(source, figure, judged.as_ref());
+        let predicted = predict_bar(source, figure, judged.as_ref(), &fit_rows);
         bar.inc(1);
         predicted
     };
@@ -201,7 +207,12 @@ fn predict(source: &Source) -> Result<Bars, ExperimentError> {
     Ok((bars, failures))
 }
 
-fn predict_bar(source: &Source, figure: &Figure, judged: Option<&Judged>) -> Result<Bar, ExperimentError> {
+fn predict_bar(
+    source: &Source,
+    figure: &Figure,
+    judged: Option<&Judged>,
+    fit_rows: &[FitRow],
+) -> Result<Bar, ExperimentError> {
     let missing = |what: &str| ExperimentError::Finding(format!("{} {}: {what}", figure.kernel, figure.topology));
     let machine = figure.machine().ok_or_else(|| missing("no machine"))?;
     let system = figure.base.ok_or_else(|| missing("no system"))?;
@@ -241,6 +252,9 @@ fn predict_bar(source: &Source, figure: &Figure, judged: Option<&Judged>) -> Res
         published,
         band: judged.map_or((published, published), |row| row.band_tflops),
         judged: judged.is_some(),
+        fitted: fit_rows
+            .iter()
+            .any(|(k, s, t, n)| (k, s.as_str(), t, *n) == (&figure.kernel, system.name(), &figure.topology, size)),
         fair: answer(ProtocolArg::Fair)?,
         predicted,
     })
@@ -260,13 +274,16 @@ fn errors(bars: &[Bar]) -> Vec<GroupError> {
         .into_iter()
         .filter_map(|((kernel, topology, system), bars)| {
             let worst = bars.iter().max_by(|a, b| log_error(a).total_cmp(&log_error(b)))?;
-            let mean = bars.iter().map(|bar| log_error(bar)).sum::<f64>() / bars.len() as f64;
+            let mean = |bars: &[&Bar]| bars.iter().map(|bar| log_error(bar)).sum::<f64>() / bars.len().max(1) as f64;
+            let tests: Vec<&Bar> = bars.iter().copied().filter(|bar| !bar.fitted).collect();
             Some(GroupError {
                 kernel: kernel.to_owned(),
                 topology: topology.to_owned(),
                 system: system.name(),
                 rows: bars.len(),
-                error: mean.exp_m1(),
+                error: mean(&bars).exp_m1(),
+                test_rows: tests.len(),
+                test_error: mean(&tests).exp_m1(),
                 worst_size: worst.size,
                 worst_published_tflops_per_gpu: worst.published,
                 worst_predicted_tflops_per_gpu: worst.predicted.prediction.tflops_per_gpu,
@@ -499,6 +516,8 @@ fn text(
         "system",
         "rows",
         "error",
+        "unfitted rows",
+        "error there",
         "worst: size",
         "published",
         "predicted",
@@ -511,6 +530,8 @@ fn text(
             group.system.to_owned(),
             group.rows.to_string(),
             percent(group.error),
+            group.test_rows.to_string(),
+            if group.test_rows == 0 { "-".into() } else { percent(group.test_error) },
             group.worst_size.to_string(),
             format!("{:.0}", group.worst_published_tflops_per_gpu),
             format!("{:.0}", group.worst_predicted_tflops_per_gpu),

@@ -186,8 +186,8 @@ pub struct Case {
     pub noise: bool,
     /// Ranks that are simulated.
     pub execution: Execution,
-    /// How warm the card is.
-    pub clock: Clock,
+    /// How warm the card is; none: as the protocol's loop leaves it.
+    pub clock: Option<Clock>,
     /// Fields of the shape that were not given.
     pub defaults: Vec<(&'static str, u64)>,
 }
@@ -384,7 +384,7 @@ impl Draft {
             seed: self.seed,
             noise: self.noise,
             execution: self.execution,
-            clock: self.clock.unwrap_or(if protocol == Protocol::Fair { Clock::Sustained } else { Clock::Cold }),
+            clock: self.clock.or((protocol == Protocol::Fair).then_some(Clock::Sustained)),
             defaults,
         })
     }
@@ -466,12 +466,12 @@ impl Case {
         }
     }
 
-    /// How the simulator runs it.
-    pub fn config(&self) -> Config {
+    /// How the simulator runs it with this clock.
+    pub fn config(&self, clock: Clock) -> Config {
         Config {
             execution: self.execution,
             protocol: self.protocol,
-            clock: self.clock,
+            clock,
             noise_seed: self.noise.then_some(self.seed),
             timeline: false,
         }
@@ -491,14 +491,6 @@ impl Case {
             Execution::Folded => "folded",
             Execution::Mirror => "mirror",
             Execution::Full => "full",
-        }
-    }
-
-    /// The clock's name.
-    pub const fn clock_name(&self) -> &'static str {
-        match self.clock {
-            Clock::Sustained => "sustained",
-            Clock::Cold => "cold",
         }
     }
 

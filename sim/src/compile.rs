@@ -7,6 +7,7 @@
 use crate::SimError;
 use crate::engine::UNWATCHED;
 use crate::machine::{Machine, PeerPath};
+use crate::noise::Noise;
 use crate::predict::{Clock, Config, Execution, Protocol};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -226,7 +227,7 @@ pub struct RoleC {
     pub first: u32,
     /// Number of tasks.
     pub tasks: u32,
-    /// Sum over tasks of the time at full speed, whole form.
+    /// Sum over tasks of the time that they hold their CTA at full speed, whole form.
     pub work_ps: u128,
     /// Start of a block, for one-task-per-block grids.
     pub block_ps: u64,
@@ -298,6 +299,20 @@ pub struct Compiled {
     pub capacities: Vec<(u64, u64)>,
     /// Put arrivals count as satisfied from the start.
     pub stale_arrivals: bool,
+    /// Noise, when asked for.
+    pub noise: Option<Noise>,
+    /// Leaf switches, when they are oversubscribed and the cluster has more than one.
+    pub leaves: Option<Leaves>,
+}
+
+/// Leaf switches whose links to the spine carry less than those to the nodes. The network is rail-optimised: each rail
+/// has its own plane, so that a leaf has an uplink and a downlink per rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaves {
+    /// Nodes under one leaf.
+    pub nodes: u32,
+    /// Bytes/s of one rail's uplink, and of its downlink.
+    pub link: u64,
 }
 
 /// Timing constants in picoseconds.
@@ -337,6 +352,10 @@ pub struct Times {
     pub dependent: u64,
     /// Isolated launch.
     pub isolated: u64,
+    /// Cost of an iteration of a back-to-back loop.
+    pub iteration: u64,
+    /// Load until the clock is the sustained one.
+    pub cold: u64,
     /// SMs.
     pub sms: u32,
     /// Rails.
@@ -454,6 +473,14 @@ struct Compiler<'a> {
     put_flow_of: FastMap<(u16, u16, u16, u64), Flow>,
 }
 
+fn add_demand(demands: &mut Vec<Demand>, at: Offset, kind: ResourceKind, rate: u64) {
+    match demands.iter_mut().find(|d| d.0 == at && d.1 == kind) {
+        Some(demand) => demand.2 += rate,
+        None if rate > 0 => demands.push((at, kind, rate)),
+        None => {}
+    }
+}
+
 /// Bytes by resource while a flow's demands are gathered.
 type Loads = SmallVec<[(Offset, ResourceKind, u64); 8]>;
 
@@ -463,18 +490,18 @@ impl Compiler<'_> {
     }
 
     fn class(&mut self, loads: &Loads, work: u64) -> u32 {
-        let mut demands: Vec<Demand> = Vec::with_capacity(loads.len());
+        let mut alone: Loads = Loads::new();
         for &(offset, kind, bytes) in loads {
-            let offset = self.fold(offset);
-            match demands.iter_mut().find(|d| d.0 == offset && d.1 == kind) {
-                Some(demand) => demand.2 += bytes,
-                None => demands.push((offset, kind, bytes)),
+            match alone.iter_mut().find(|d| d.0 == offset && d.1 == kind) {
+                Some(load) => load.2 += bytes,
+                None => alone.push((offset, kind, bytes)),
             }
         }
-        for demand in &mut demands {
-            demand.2 = spread(demand.2, work);
+        // Rounded before ranks are folded: one rank that stands for several takes exactly what they take.
+        let mut demands: Vec<Demand> = Vec::with_capacity(alone.len());
+        for &(offset, kind, bytes) in &alone {
+            add_demand(&mut demands, self.fold(offset), kind, spread(bytes, work));
         }
-        demands.retain(|d| d.2 > 0);
         demands.sort_unstable();
         self.class_with(demands)
     }
@@ -823,10 +850,7 @@ impl Compiler<'_> {
                 (Offset::ME, ResourceKind::PcieOut),
                 (target, ResourceKind::PcieIn),
             ] {
-                match demands.iter_mut().find(|d| d.0 == at && d.1 == kind) {
-                    Some(demand) => demand.2 += moved,
-                    None => demands.push((at, kind, moved)),
-                }
+                add_demand(&mut demands, at, kind, moved);
             }
         }
         demands.sort_unstable();
@@ -971,7 +995,32 @@ impl Compiled {
             times: Times::new(machine),
             capacities: capacities(machine, config.clock),
             stale_arrivals,
+            noise: config.noise_seed.map(|seed| Noise {
+                seed,
+                network_sigma: machine.noise.network_sigma.value,
+                flag_sigma: machine.noise.flag_sigma.value,
+                clock_sigma: machine.noise.clock_sigma.value,
+                late_ps: ps_from_us(machine.noise.late_rank_us.value),
+            }),
+            leaves: leafy.then(|| {
+                let nodes = machine.network.nodes_per_leaf.value;
+                // A GPU that stands for all of its node brings its own share of the links.
+                let rails = nodes * f64::from(folded.gpus_per_node);
+                let link = rails * machine.nic.rail_gbs.value / machine.network.oversubscription.value;
+                Leaves { nodes: nodes as u32, link: rate(link) }
+            }),
         })
+    }
+
+    /// What a class takes from the links of its leaves: node offset, rail, bytes/s.
+    pub fn leaf_demand(&self, class: &[Demand]) -> Option<(u16, u8, u64)> {
+        let (to, rail) = class.iter().find_map(|d| match d.1 {
+            ResourceKind::NicIn(rail) if d.0.dn != 0 => Some((d.0, rail)),
+            _ => None,
+        })?;
+        // The NIC is held for the message's own cost too; what travels are its bytes, as over PCIe.
+        let moved = class.iter().find(|d| d.0 == to && d.1 == ResourceKind::PcieIn)?;
+        Some((to.dn, rail, moved.2))
     }
 
     /// The family that a flag belongs to.
@@ -1010,7 +1059,9 @@ fn compile_rank(
                 let record = compiler.costs[usize::from(cost)];
                 let form = record.forms[0];
                 let alone = form.fixed + form.step * u64::from(record.steps) + form.out.work;
-                work_ps += u128::from(alone);
+                // A store that overlaps the next tile holds its CTA for no time of its own.
+                let overlapped = record.work == Work::Tile && record.drain == Drain::Overlap;
+                work_ps += u128::from(if overlapped { alone - form.out.work } else { alone });
                 collective |= record.work == Work::Collective;
                 program.longest_ps = program.longest_ps.max(alone);
                 for (class, work) in
@@ -1283,6 +1334,8 @@ impl Times {
             launch: ps_from_us(launch.command_us.value),
             dependent: ps_from_us(launch.dependent_us.value),
             isolated: ps_from_us(launch.isolated_us.value),
+            iteration: ps_from_us(launch.iteration_us.value),
+            cold: ps_from_us(machine.gpu.cold_ms.value * 1e3),
             sms: machine.gpu.sms.value as u32,
             rails: machine.nic.rails.value as u32,
         }

@@ -11,6 +11,7 @@
 pub mod compile;
 pub mod engine;
 pub mod machine;
+pub mod noise;
 pub mod predict;
 pub mod share;
 pub mod tree;

@@ -23,47 +23,51 @@ pub const FULL_SPEED: u64 = 1 << 32;
 /// "Never".
 pub const NEVER: u64 = u64::MAX;
 
-/// A flow that ended: what the caller attached when it began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tag {
-    /// First word.
-    pub a: u32,
-    /// Second word.
-    pub b: u32,
-}
-
+/// A flow of a class, in 16 bytes.
 #[derive(Clone, Copy)]
 struct Member {
-    /// Value of the class clock at which the flow ends.
-    ends: u128,
-    tag: Tag,
+    /// Value of the class clock at which the flow ends, low and high words.
+    low: u64,
+    high: u32,
+    /// What the caller attached.
+    tag: u32,
 }
 
-/// Members of a class by the value of its clock at which they end.
-#[derive(Default)]
-struct Members {
+impl Member {
+    const fn ends(&self) -> u128 {
+        (self.high as u128) << 64 | self.low as u128
+    }
+}
+
+/// The clock of a class and its flows; one cache line.
+struct Class {
+    v: u128,
+    /// Time at which `v` holds.
+    since: u64,
+    theta: u64,
+    /// Members by the value of the clock at which they end.
     list: Vec<Member>,
     /// Those before have ended.
-    head: usize,
+    head: u32,
+    /// Had no members at the last solution: whatever the clock shows does not matter.
+    idle: bool,
+    touched: bool,
 }
 
-impl Members {
-    fn len(&self) -> u32 {
-        (self.list.len() - self.head) as u32
+impl Class {
+    const NEW: Self = Self { v: 0, since: 0, theta: FULL_SPEED, list: Vec::new(), head: 0, idle: true, touched: false };
+
+    fn clock(&self, now: u64) -> u128 {
+        self.v + u128::from(now - self.since) * u128::from(self.theta)
     }
 
-    fn first(&self) -> Option<&Member> {
-        self.list.get(self.head)
-    }
-
-    fn clear(&mut self) {
-        self.list.clear();
-        self.head = 0;
+    fn members(&self) -> u32 {
+        self.list.len() as u32 - self.head
     }
 
     #[inline]
     fn insert(&mut self, member: Member) {
-        if self.list.last().is_some_and(|last| last.ends > member.ends) {
+        if self.list.last().is_some_and(|last| last.ends() > member.ends()) {
             self.insert_before_last(member);
         } else {
             self.list.push(member);
@@ -74,48 +78,35 @@ impl Members {
     #[cold]
     #[inline(never)]
     fn insert_before_last(&mut self, member: Member) {
-        let at = self.head + self.list[self.head..].partition_point(|m| m.ends <= member.ends);
+        let head = self.head as usize;
+        let at = head + self.list[head..].partition_point(|m| m.ends() <= member.ends());
         self.list.insert(at, member);
     }
 
-    /// Drops the members whose end was reached, and gives back their room now and then.
-    fn advance(&mut self, head: usize) {
-        self.head = head;
+    /// Drops the members that have ended by `now` and appends their tags.
+    fn finish(&mut self, now: u64, ended: &mut Vec<u32>) {
+        let v = self.clock(now);
+        let head = self.head as usize;
+        let live = &self.list[head..];
+        let count = live.iter().position(|m| m.ends() > v).unwrap_or(live.len());
+        ended.extend(live[..count].iter().map(|m| m.tag));
+        let head = head + count;
         if head == self.list.len() {
-            self.clear();
-        } else if head >= 64 && 2 * head >= self.list.len() {
+            self.list.clear();
+            self.head = 0;
+        } else if head >= 32 && 2 * head >= self.list.len() {
+            // Give back the room of those that ended; a member is moved at most once for each one that went.
             self.list.drain(..head);
             self.head = 0;
+        } else {
+            self.head = head as u32;
         }
-    }
-}
-
-struct Class {
-    v: u128,
-    /// Time at which `v` holds.
-    since: u64,
-    theta: u64,
-    members: Members,
-    /// Range in `Sharing::demands`.
-    demands: (u32, u32),
-    /// Members that the demand of the resources counts: those at the last solution.
-    counted: u32,
-    /// What the caller wants to be told when `due` changes.
-    owner: u32,
-    visited: u32,
-    frozen: bool,
-    touched: bool,
-}
-
-impl Class {
-    fn clock(&self, now: u64) -> u128 {
-        self.v + u128::from(now - self.since) * u128::from(self.theta)
     }
 
     /// When the first member ends at the present speed.
     fn next_end(&self, now: u64) -> u64 {
-        let Some(first) = self.members.first() else { return NEVER };
-        let left = first.ends.saturating_sub(self.clock(now));
+        let Some(first) = self.list.get(self.head as usize) else { return NEVER };
+        let left = first.ends().saturating_sub(self.clock(now));
         let wait = if self.theta == FULL_SPEED {
             left.div_ceil(1 << 32)
         } else if self.theta == 0 {
@@ -129,6 +120,22 @@ impl Class {
     }
 }
 
+/// What a solution needs to know of a class.
+#[derive(Clone, Copy)]
+struct Crossing {
+    /// First of its resources in `Sharing::crossed`.
+    resources: u32,
+    /// First of its demands in `Sharing::rates`.
+    rates: u32,
+    len: u32,
+    /// Members that the demand of the resources counts: those at the last solution.
+    counted: u32,
+    /// What the caller wants to be told when the next end moves.
+    owner: u32,
+    visited: u32,
+    frozen: bool,
+}
+
 #[derive(Clone, Copy)]
 struct Resource {
     capacity: u64,
@@ -136,20 +143,32 @@ struct Resource {
     base: u64,
     /// Base and the demands of all counted flows at full speed.
     demand: u64,
+    visited: u32,
+    /// Its place in the component that is solved.
+    place: u32,
     /// Demand above capacity at the last solution.
     was_hot: bool,
     dirty: bool,
-    visited: u32,
-    /// While solving: capacity not yet given away (32 fractional bits), demand of flows not yet frozen.
-    left: u128,
-    open: u64,
 }
 
 impl Resource {
     const fn is_hot(&self) -> bool {
         self.was_hot || self.demand > self.capacity
     }
+}
 
+/// A resource while its component is solved.
+#[derive(Clone, Copy)]
+struct Remainder {
+    /// Capacity not yet given away, 32 fractional bits.
+    left: u128,
+    /// Base and the demand of flows not yet frozen.
+    open: u64,
+    base: u64,
+    resource: u32,
+}
+
+impl Remainder {
     /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
     fn level(&self) -> u64 {
         let high = (self.left >> 32) as u64;
@@ -158,8 +177,8 @@ impl Resource {
         }
         // The quotient is below 2^32: a double is off by less than one, and one exact product tells which way. A
         // library division of 128-bit numbers would cost more than all the rest of a solution.
-        let estimate = (high as f64 * 4_294_967_296.0 + self.left as u32 as f64) / self.open as f64;
-        let mut level = estimate as u64;
+        let estimate = (high as i64 as f64 * 4_294_967_296.0 + self.left as u32 as f64) / self.open as i64 as f64;
+        let mut level = estimate as i64 as u64;
         if u128::from(level) * u128::from(self.open) > self.left {
             level -= 1;
         } else if u128::from(level + 1) * u128::from(self.open) <= self.left {
@@ -172,22 +191,25 @@ impl Resource {
 /// The state of all flows and resources of a simulation.
 #[derive(Default)]
 pub struct Sharing {
+    classes: Vec<Class>,
+    /// When the first member of each class ends; [`NEVER`] when empty.
+    due: Vec<u64>,
+    crossings: Vec<Crossing>,
+    /// Resources crossed, class by class.
+    crossed: Vec<u32>,
+    /// Demands in bytes/s at full speed; classes of equal demands share a range.
+    rates: Vec<u64>,
     resources: Vec<Resource>,
-    /// Classes that can cross each resource, resource by resource; made from `demands` when they are complete.
+    /// Classes that can cross each resource, resource by resource; made when all classes are known.
     crossing: Vec<u32>,
     /// Where each resource's classes begin; one more at the end.
     crossing_of: Vec<u32>,
-    classes: Vec<Class>,
-    /// (resource, bytes/s at full speed), grouped by class.
-    demands: Vec<(u32, u64)>,
-    /// When the first member of each class ends; [`NEVER`] when empty.
-    due: Vec<u64>,
     dirty: Vec<u32>,
     /// Classes whose membership or speed changed since the last solution.
     touched: Vec<u32>,
     visit: u32,
+    component: Vec<Remainder>,
     component_classes: Vec<u32>,
-    component_resources: Vec<u32>,
     full: Vec<u32>,
     freeze: Vec<u32>,
 }
@@ -196,54 +218,59 @@ impl Sharing {
     /// No classes; capacities and base demands in bytes/s. A base demand is always there and slows down with the flows;
     /// alone it must fit its capacity.
     pub fn new(capacities: impl IntoIterator<Item = (u64, u64)>) -> Self {
-        let resources: Vec<Resource> = capacities
-            .into_iter()
-            .map(|(capacity, base)| Resource {
-                capacity,
-                base,
-                demand: base,
-                was_hot: false,
-                dirty: false,
-                visited: 0,
-                left: 0,
-                open: 0,
-            })
-            .collect();
-        Self { resources, ..Self::default() }
+        let fresh = |(capacity, base)| Resource {
+            capacity,
+            base,
+            demand: base,
+            visited: 0,
+            place: 0,
+            was_hot: false,
+            dirty: false,
+        };
+        Self { resources: capacities.into_iter().map(fresh).collect(), ..Self::default() }
     }
 
     /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once). `owner` is
     /// what [`Sharing::solve`] names when the class's next end moves.
     pub fn add_class(&mut self, owner: u32, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
         let id = self.classes.len() as u32;
-        let start = self.demands.len() as u32;
-        self.demands.extend(demands.into_iter().filter(|&(_, rate)| rate > 0));
-        self.crossing_of.clear();
-        self.classes.push(Class {
-            v: 0,
-            since: 0,
-            theta: FULL_SPEED,
-            members: Members::default(),
-            demands: (start, self.demands.len() as u32),
+        let (resources, rates) = (self.crossed.len(), self.rates.len());
+        for (resource, rate) in demands.into_iter().filter(|&(_, rate)| rate > 0) {
+            self.crossed.push(resource);
+            self.rates.push(rate);
+        }
+        let len = self.rates.len() - rates;
+        // Ranks repeat the same few patterns of demands, and short tables stay in cache.
+        let known = self.rates[..rates].windows(len.max(1)).position(|w| w == &self.rates[rates..]);
+        if known.is_some() {
+            self.rates.truncate(rates);
+        }
+        self.crossings.push(Crossing {
+            resources: resources as u32,
+            rates: known.unwrap_or(rates) as u32,
+            len: len as u32,
             counted: 0,
             owner,
             visited: 0,
             frozen: false,
-            touched: false,
         });
+        self.classes.push(Class::NEW);
         self.due.push(NEVER);
+        self.crossing_of.clear();
         id
     }
 
     /// Removes all flows; classes and resources stay.
     pub fn reset(&mut self) {
         for resource in &mut self.resources {
-            *resource = Resource { demand: resource.base, was_hot: false, dirty: false, visited: 0, ..*resource };
+            *resource = Resource { demand: resource.base, visited: 0, was_hot: false, dirty: false, ..*resource };
         }
         for class in &mut self.classes {
-            class.members.clear();
-            (class.v, class.since, class.theta) = (0, 0, FULL_SPEED);
-            (class.counted, class.visited, class.touched) = (0, 0, false);
+            class.list.clear();
+            *class = Class { list: std::mem::take(&mut class.list), ..Class::NEW };
+        }
+        for crossing in &mut self.crossings {
+            (crossing.counted, crossing.visited) = (0, 0);
         }
         self.due.fill(NEVER);
         self.dirty.clear();
@@ -258,7 +285,7 @@ impl Sharing {
 
     /// Flows in a class.
     pub fn active(&self, class: u32) -> usize {
-        self.classes[class as usize].members.len() as usize
+        self.classes[class as usize].members() as usize
     }
 
     /// Present speed of a class, 32 fractional bits.
@@ -269,48 +296,50 @@ impl Sharing {
     /// Bytes/s that a resource carries now.
     pub fn carried(&self, resource: u32) -> u64 {
         let mut sum = 0_u128;
-        for class in self.classes.iter().filter(|class| class.members.len() > 0) {
-            let demands = &self.demands[class.demands.0 as usize..class.demands.1 as usize];
-            if let Some(&(_, rate)) = demands.iter().find(|d| d.0 == resource) {
-                sum += u128::from(class.members.len()) * u128::from(rate) * u128::from(class.theta);
+        for (class, crossing) in self.classes.iter().zip(&self.crossings) {
+            if let Some((_, rate)) = self.demands(crossing).find(|d| d.0 == resource) {
+                sum += u128::from(class.members()) * u128::from(rate) * u128::from(class.theta);
             }
         }
         (sum >> 32) as u64
     }
 
+    fn demands(&self, crossing: &Crossing) -> impl Iterator<Item = (u32, u64)> {
+        let (resources, rates) = (crossing.resources as usize, crossing.rates as usize);
+        let len = crossing.len as usize;
+        self.crossed[resources..resources + len].iter().copied().zip(self.rates[rates..rates + len].iter().copied())
+    }
+
+    /// Lists the classes that cross each resource.
     fn find_crossing(&mut self) {
-        let mut counts = vec![0_u32; self.resources.len() + 1];
-        for &(resource, _) in &self.demands {
-            counts[resource as usize + 1] += 1;
+        let mut next = vec![0_u32; self.resources.len() + 1];
+        for &resource in &self.crossed {
+            next[resource as usize + 1] += 1;
         }
-        for r in 1..counts.len() {
-            counts[r] += counts[r - 1];
+        for r in 1..next.len() {
+            next[r] += next[r - 1];
         }
-        self.crossing_of.clone_from(&counts);
-        self.crossing = vec![0; self.demands.len()];
-        for (id, class) in self.classes.iter().enumerate() {
-            for &(resource, _) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
-                let at = &mut counts[resource as usize];
+        self.crossing_of.clone_from(&next);
+        self.crossing = vec![0; self.crossed.len()];
+        for (id, c) in self.crossings.iter().enumerate() {
+            for &resource in &self.crossed[c.resources as usize..(c.resources + c.len) as usize] {
+                let at = &mut next[resource as usize];
                 self.crossing[*at as usize] = id as u32;
                 *at += 1;
             }
         }
     }
 
-    fn crossing_range(&self, resource: usize) -> std::ops::Range<usize> {
-        self.crossing_of[resource] as usize..self.crossing_of[resource + 1] as usize
-    }
-
-    /// Starts a flow of `work` picoseconds (at full speed) at time `now`. Rates follow at the next [`Sharing::solve`].
+    /// Starts a flow of `work` picoseconds (at full speed) at time `now`; `tag` is handed out at its end. Rates follow at
+    /// the next [`Sharing::solve`].
     #[inline]
-    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: Tag) {
+    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32) {
         let c = &mut self.classes[class as usize];
-        if c.counted == 0 && c.members.len() == 0 {
-            // Nobody else: whatever the clock showed does not matter.
-            (c.v, c.since, c.theta) = (0, now, FULL_SPEED);
+        if c.idle {
+            (c.v, c.since, c.theta, c.idle) = (0, now, FULL_SPEED, false);
         }
         let ends = c.clock(now) + (u128::from(work) << 32);
-        c.members.insert(Member { ends, tag });
+        c.insert(Member { low: ends as u64, high: (ends >> 64) as u32, tag });
         if !c.touched {
             c.touched = true;
             self.touched.push(class);
@@ -319,17 +348,11 @@ impl Sharing {
 
     /// Removes the flows of some neighbouring classes that have ended by `now`, and appends their tags, class by class
     /// in the order of their ends.
-    pub fn finish(&mut self, classes: std::ops::Range<usize>, now: u64, ended: &mut Vec<Tag>) {
+    pub fn finish(&mut self, classes: std::ops::Range<usize>, now: u64, ended: &mut Vec<u32>) {
         let first = classes.start;
         for (i, _) in self.due[classes].iter().enumerate().filter(|&(_, &due)| due <= now) {
             let class = &mut self.classes[first + i];
-            let v = class.clock(now);
-            let mut head = class.members.head;
-            while let Some(member) = class.members.list.get(head).filter(|m| m.ends <= v) {
-                ended.push(member.tag);
-                head += 1;
-            }
-            class.members.advance(head);
+            class.finish(now, ended);
             if !class.touched {
                 class.touched = true;
                 self.touched.push((first + i) as u32);
@@ -337,29 +360,12 @@ impl Sharing {
         }
     }
 
-    /// Gives every flow its rate for the time after `now`; calls `changed(owner)` for each class whose next end
-    /// moved.
+    /// Gives every flow its rate for the time after `now`; calls `changed(owner)` for each class whose next end moved.
     pub fn solve(&mut self, now: u64, mut changed: impl FnMut(u32)) {
         if self.crossing_of.is_empty() {
             self.find_crossing();
         }
-        for &class in &self.touched {
-            let c = &mut self.classes[class as usize];
-            let members = c.members.len();
-            if members == c.counted {
-                continue;
-            }
-            let change = i64::from(members) - i64::from(c.counted);
-            c.counted = members;
-            for &(r, rate) in &self.demands[c.demands.0 as usize..c.demands.1 as usize] {
-                let resource = &mut self.resources[r as usize];
-                resource.demand = resource.demand.wrapping_add_signed(rate as i64 * change);
-                if !resource.dirty {
-                    resource.dirty = true;
-                    self.dirty.push(r);
-                }
-            }
-        }
+        self.count_members();
         let before = self.visit;
         for i in 0..self.dirty.len() {
             let r = self.dirty[i];
@@ -371,16 +377,41 @@ impl Sharing {
             }
         }
         self.dirty.clear();
-        for i in 0..self.touched.len() {
-            let class = self.touched[i] as usize;
-            self.classes[class].touched = false;
-            let due = self.classes[class].next_end(now);
-            if self.due[class] != due {
-                self.due[class] = due;
-                changed(self.classes[class].owner);
+        for &class in &self.touched {
+            let c = &mut self.classes[class as usize];
+            c.touched = false;
+            let due = c.next_end(now);
+            if self.due[class as usize] != due {
+                self.due[class as usize] = due;
+                changed(self.crossings[class as usize].owner);
             }
         }
         self.touched.clear();
+    }
+
+    /// Brings the demand of the resources up to date with the members of the touched classes.
+    fn count_members(&mut self) {
+        for &class in &self.touched {
+            let c = &mut self.classes[class as usize];
+            let crossing = &mut self.crossings[class as usize];
+            let members = c.members();
+            c.idle = members == 0;
+            if members == crossing.counted {
+                continue;
+            }
+            let change = i64::from(members) - i64::from(crossing.counted);
+            crossing.counted = members;
+            let (first, len) = (crossing.resources as usize, crossing.len as usize);
+            let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
+            for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {
+                let resource = &mut self.resources[r as usize];
+                resource.demand = resource.demand.wrapping_add_signed(rate as i64 * change);
+                if !resource.dirty {
+                    resource.dirty = true;
+                    self.dirty.push(r);
+                }
+            }
+        }
     }
 
     fn set_theta(&mut self, class: u32, now: u64, theta: u64) {
@@ -396,79 +427,74 @@ impl Sharing {
         }
     }
 
+    fn join_component(&mut self, r: u32) {
+        let resource = &mut self.resources[r as usize];
+        resource.visited = self.visit;
+        resource.place = self.component.len() as u32;
+        resource.was_hot = resource.demand > resource.capacity;
+        self.component.push(Remainder {
+            left: u128::from(resource.capacity) << 32,
+            open: resource.demand,
+            base: resource.base,
+            resource: r,
+        });
+    }
+
     /// Collects the component of binding resources that `seed` belongs to, and the classes that cross them.
     fn collect_component(&mut self, seed: u32) {
         self.visit += 1;
-        let visit = self.visit;
-        self.component_resources.clear();
+        self.component.clear();
         self.component_classes.clear();
-        self.resources[seed as usize].visited = visit;
-        self.component_resources.push(seed);
+        self.join_component(seed);
         let mut next = 0;
-        while next < self.component_resources.len() {
-            let r = self.component_resources[next] as usize;
+        while let Some(remainder) = self.component.get(next) {
             next += 1;
-            let resource = &mut self.resources[r];
-            resource.was_hot = resource.demand > resource.capacity;
-            resource.left = u128::from(resource.capacity) << 32;
-            resource.open = resource.demand;
-            let range = self.crossing_range(r);
-            for &c in &self.crossing[range] {
-                let class = &mut self.classes[c as usize];
-                if class.counted == 0 || class.visited == visit {
+            for i in self.crossing_range(remainder.resource) {
+                let c = self.crossing[i];
+                let crossing = &mut self.crossings[c as usize];
+                if crossing.counted == 0 || crossing.visited == self.visit {
                     continue;
                 }
-                class.visited = visit;
-                class.frozen = false;
+                crossing.visited = self.visit;
+                crossing.frozen = false;
+                let (first, len) = (crossing.resources, crossing.len);
                 self.component_classes.push(c);
-                for &(other, _) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
-                    let resource = &mut self.resources[other as usize];
-                    if resource.visited != visit && resource.is_hot() {
-                        resource.visited = visit;
-                        self.component_resources.push(other);
+                for at in first..first + len {
+                    let r = self.crossed[at as usize];
+                    let resource = &self.resources[r as usize];
+                    if resource.visited != self.visit && resource.is_hot() {
+                        self.join_component(r);
                     }
                 }
             }
         }
     }
 
+    fn crossing_range(&self, resource: u32) -> std::ops::Range<usize> {
+        self.crossing_of[resource as usize] as usize..self.crossing_of[resource as usize + 1] as usize
+    }
+
     fn solve_component(&mut self, seed: u32, now: u64) {
         self.collect_component(seed);
-        let visit = self.visit;
         let mut unfrozen = self.component_classes.len();
         while unfrozen > 0 {
-            // Which resources are full is decided before anybody is frozen, so that the order does not matter.
-            let mut lowest = FULL_SPEED;
-            self.full.clear();
-            for &r in &self.component_resources {
-                let resource = &self.resources[r as usize];
-                if resource.open == resource.base {
-                    continue;
-                }
-                let level = resource.level();
-                if level < lowest {
-                    lowest = level;
-                    self.full.clear();
-                }
-                if level == lowest {
-                    self.full.push(r);
-                }
-            }
+            let lowest = self.find_full();
             if lowest >= FULL_SPEED {
                 for i in 0..self.component_classes.len() {
-                    if !self.classes[self.component_classes[i] as usize].frozen {
-                        self.set_theta(self.component_classes[i], now, FULL_SPEED);
+                    let c = self.component_classes[i];
+                    if !self.crossings[c as usize].frozen {
+                        self.set_theta(c, now, FULL_SPEED);
                     }
                 }
                 return;
             }
+            // Who is frozen is decided before anything is given away, so that the order does not matter.
             self.freeze.clear();
             for i in 0..self.full.len() {
-                let range = self.crossing_range(self.full[i] as usize);
-                for &c in &self.crossing[range] {
-                    let class = &mut self.classes[c as usize];
-                    if class.visited == visit && !class.frozen {
-                        class.frozen = true;
+                for &c in &self.crossing[self.crossing_range(self.full[i])] {
+                    let crossing = &mut self.crossings[c as usize];
+                    if crossing.visited == self.visit && !crossing.frozen {
+                        crossing.frozen = true;
                         self.freeze.push(c);
                     }
                 }
@@ -484,15 +510,35 @@ impl Sharing {
         }
     }
 
+    /// The lowest level of the component's resources, and in `full` those that have it.
+    fn find_full(&mut self) -> u64 {
+        let mut lowest = FULL_SPEED;
+        self.full.clear();
+        for remainder in self.component.iter().filter(|r| r.open > r.base) {
+            let level = remainder.level();
+            if level < lowest {
+                lowest = level;
+                self.full.clear();
+            }
+            if level == lowest {
+                self.full.push(remainder.resource);
+            }
+        }
+        lowest
+    }
+
     /// Takes what a class gets at `level` from the resources that it crosses.
     fn give_away(&mut self, class: u32, level: u64) {
-        let class = &self.classes[class as usize];
-        for &(r, rate) in &self.demands[class.demands.0 as usize..class.demands.1 as usize] {
-            let resource = &mut self.resources[r as usize];
+        let crossing = &self.crossings[class as usize];
+        let (first, len) = (crossing.resources as usize, crossing.len as usize);
+        let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
+        for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {
+            let resource = &self.resources[r as usize];
             if resource.visited == self.visit {
-                let demand = u64::from(class.counted) * rate;
-                resource.left -= u128::from(demand) * u128::from(level);
-                resource.open -= demand;
+                let demand = u64::from(crossing.counted) * rate;
+                let remainder = &mut self.component[resource.place as usize];
+                remainder.left -= u128::from(demand) * u128::from(level);
+                remainder.open -= demand;
             }
         }
     }

@@ -323,11 +323,10 @@ pub fn tune(
         }
     };
     push(&mut boxes, whole, &mut created);
-    let extra = simulation.protocol_ps();
     let lower = loop {
         let best = search.best.map_or(u64::MAX, |b| b.0);
         let Some(&Reverse((lowest, ..))) = boxes.peek() else { break best };
-        let lowest = lowest + extra;
+        let lowest = simulation.timed(lowest);
         if lowest >= best {
             break best;
         }
@@ -338,7 +337,7 @@ pub fn tune(
         let mut batch = Vec::new();
         while batch.len() < BATCH {
             let Some(Reverse((lowest, _, b))) = boxes.pop() else { break };
-            if lowest + extra >= best {
+            if simulation.timed(lowest) >= best {
                 break;
             }
             batch.push(b.candidate(sms));

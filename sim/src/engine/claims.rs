@@ -1,7 +1,9 @@
 //! Who takes which task: strided lists, tickets, windows of ready tasks.
 
 use super::flags::SLOT;
+use super::workers::Worker;
 use super::{Engine, Here, State};
+use crate::compile::NONE;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use tilewire_kernels::schedule::Claim;
@@ -44,7 +46,7 @@ impl<'a> Engine<'a> {
                 Claim::Strided => {
                     let position = worker.position;
                     if position < role.tasks {
-                        worker.position += worker.stride;
+                        worker.position += role.workers;
                         return Some(role.first + position);
                     }
                 }
@@ -62,6 +64,7 @@ impl<'a> Engine<'a> {
                     if open > 0 || state.entered < role.tasks {
                         state.idle.push(Reverse(w));
                         worker.state = State::Idle;
+                        worker.since = self.s.timers.now;
                         if state.ready != 0 {
                             self.mark_dirty(h, r);
                         }
@@ -69,7 +72,7 @@ impl<'a> Engine<'a> {
                     }
                 }
             }
-            if role.recycle == crate::compile::NONE {
+            if role.recycle == NONE {
                 worker.state = State::Done;
                 return None;
             }
@@ -112,12 +115,12 @@ impl<'a> Engine<'a> {
         let state = &mut self.s.roles[h.role0 + role];
         let index = state.next + (slot_of_role + window - state.next % window) % window;
         let task = &h.program.tasks[(row.first + index) as usize];
-        match self.first_unmet(h, task.wait0, task.waits[0]) {
-            Some(flag) => self.register(h, flag, SLOT | slot as u32),
-            None => {
-                self.s.roles[h.role0 + role].ready |= 1 << slot_of_role;
-                self.mark_dirty(h, role);
-            }
+        if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
+            self.s.slot_flag[h.slot0 + slot] = flag;
+            self.register(h, flag, SLOT | slot as u32);
+        } else {
+            self.s.roles[h.role0 + role].ready |= 1 << slot_of_role;
+            self.mark_dirty(h, role);
         }
     }
 
@@ -147,8 +150,9 @@ impl<'a> Engine<'a> {
             let slot = index % window;
             state.ready &= !(1 << slot);
             state.claimed |= 1 << slot;
+            let flag = std::mem::replace(&mut self.s.slot_flag[h.slot0 + r * WINDOW + slot as usize], NONE);
             self.fill_window(h, r);
-            if self.take(h, w, row.first + index) {
+            if self.take_found(h, w, row.first + index, flag) {
                 self.go_on(h, w);
             }
         }
@@ -161,5 +165,30 @@ impl<'a> Engine<'a> {
             }
         }
         true
+    }
+
+    /// Gives a task to a worker that looked for one: it has waited for the flag that made the task ready. When it was
+    /// the window that held the task back, the worker was idle.
+    fn take_found(&mut self, h: &Here<'a>, w: u32, id: u32, flag: u32) -> bool {
+        let s = &mut *self.s;
+        let (worker, now) = (&s.workers[h.worker0 + w as usize], s.timers.now);
+        if flag == NONE || worker.since == now {
+            return self.take(h, w, id);
+        }
+        let since = worker.since;
+        let family = usize::from(self.t.family_of[flag as usize]);
+        s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += now - since;
+        self.take_after_wait(h, w, id, since, flag)
+    }
+
+    /// For a worker that looks for a ready task: the first task of the window that nobody has taken, and its flag.
+    pub(super) fn window_head(&self, h: &Here<'a>, worker: &Worker) -> Option<(u32, u32)> {
+        let r = usize::from(worker.role);
+        let row = &self.t.roles[h.table0 + r];
+        let (State::Idle, Claim::Ready { window }) = (worker.state, row.claim) else { return None };
+        let state = &self.s.roles[h.role0 + r];
+        let first = (state.next..state.entered).find(|index| state.claimed >> (index % window) & 1 == 0)?;
+        let flag = self.s.slot_flag[h.slot0 + r * WINDOW + (first % window) as usize];
+        (flag != NONE).then_some((row.first + first, flag))
     }
 }

@@ -149,6 +149,7 @@ impl<'a> Engine<'a> {
             gpu -= self.gpus;
         }
         let latency = if signal.remote { self.flag_remote } else { self.flag_local };
+        let latency = self.flag_latency(h.rank, latency);
         let visible = self.s.timers.now + latency;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
     }

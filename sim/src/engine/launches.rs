@@ -17,6 +17,14 @@ pub(super) struct LaunchState {
     pub ended: bool,
 }
 
+/// A collective that some ranks have come to.
+pub(super) struct Rendezvous {
+    /// Role, and task of the role: the same on all ranks.
+    task: (u32, u32),
+    /// Rank and worker of each that is there.
+    there: Vec<(u32, u32)>,
+}
+
 impl<'a> Engine<'a> {
     /// Sets the state of all launches and commands those that wait for nothing.
     pub(super) fn command_launches(&mut self, h: &Here<'a>) {
@@ -25,7 +33,8 @@ impl<'a> Engine<'a> {
             self.s.launches[h.launch0 + l] =
                 LaunchState { before: launch.after.len() as u32, left, ..LaunchState::default() };
             if launch.after.is_empty() {
-                self.s.timers.push(h.rank, self.c.times.launch, kind::LAUNCH, l as u32, 0);
+                let late = self.s.unsteady.get(h.rank).map_or(0, |unsteady| unsteady.late_ps);
+                self.s.timers.push(h.rank, self.c.times.launch + late, kind::LAUNCH, l as u32, 0);
             }
         }
     }
@@ -37,14 +46,8 @@ impl<'a> Engine<'a> {
             let row = &self.t.roles[h.table0 + r];
             for index in 0..row.workers {
                 let w = row.worker0 + index;
-                self.s.workers[h.worker0 + w as usize] = Worker {
-                    state: State::Free,
-                    role: r as u16,
-                    position: index,
-                    stride: row.workers,
-                    since: now,
-                    ..Worker::ABSENT
-                };
+                self.s.workers[h.worker0 + w as usize] =
+                    Worker { state: State::Free, role: r as u16, position: index, since: now, ..Worker::ABSENT };
                 self.make_runnable(h, w);
             }
             if let Claim::Ready { .. } = row.claim {
@@ -90,16 +93,17 @@ impl<'a> Engine<'a> {
         let ranks = self.c.ranks.len();
         let worker = &self.s.workers[h.worker0 + w as usize];
         let role = u32::from(worker.role);
-        let key = (role, worker.task - self.t.roles[h.table0 + role as usize].first);
+        let task = (role, worker.task - self.t.roles[h.table0 + role as usize].first);
         // Few collectives are open at a time: those of different launches or CTAs.
-        let at = self.s.collectives.iter().position(|open| open.0 == key).unwrap_or_else(|| {
-            self.s.collectives.push((key, Vec::with_capacity(ranks)));
-            self.s.collectives.len() - 1
+        let open = &mut self.s.collectives;
+        let at = open.iter().position(|open| open.task == task).unwrap_or_else(|| {
+            open.push(Rendezvous { task, there: Vec::with_capacity(ranks) });
+            open.len() - 1
         });
-        self.s.collectives[at].1.push((h.rank as u32, w));
-        if self.s.collectives[at].1.len() == ranks {
+        open[at].there.push((h.rank as u32, w));
+        if open[at].there.len() == ranks {
             let end = self.s.timers.now + duration.max(1);
-            for (rank, w) in self.s.collectives.swap_remove(at).1 {
+            for (rank, w) in open.swap_remove(at).there {
                 self.s.timers.push(rank as usize, end, kind::COLLECTIVE, w, 0);
             }
         }

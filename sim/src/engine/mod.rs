@@ -7,8 +7,8 @@
 //!    └── when flows end ◀── share: new rates ◀────────┘
 //! ```
 //!
-//! All that happens at one picosecond is handled in rounds, rank by rank: first flows that end and timers, then CTAs
-//! that can go on, in the order of their indices; a round that raises something at the same time is followed by another.
+//! All that happens at one picosecond is handled in rounds, rank by rank: flows that end, timers, then CTAs that can go
+//! on, in the order of their indices; a round that raises something at the same time is followed by another.
 //! Only then are rates shared anew. What one rank does reaches another after at least a picosecond. What happens inside
 //! a round therefore depends on neither insertion order nor absolute rank numbers, and a rank that stands for all of
 //! them behaves as each of them does.
@@ -26,19 +26,20 @@ pub use flags::UNWATCHED;
 pub use record::{Run, TaskTime};
 
 use crate::SimError;
-use crate::compile::{Compiled, Form, NONE, Program, ResourceKind};
-use crate::share::{Sharing, Tag};
+use crate::compile::{Compiled, Demand, Form, NONE, Program, ResourceKind};
+use crate::noise::{Purpose, Stream};
+use crate::share::Sharing;
 use claims::{RoleState, WINDOW};
 use flags::Flags;
-use launches::LaunchState;
+use launches::{LaunchState, Rendezvous};
 use puts::Proxy;
 use tables::Tables;
 use tilewire_kernels::schedule::CtaCount;
-use tilewire_kernels::{RoleKind, RoleSplit};
+use tilewire_kernels::{Offset, Rank, RoleKind, RoleSplit};
 use timers::{Timers, kind};
 use workers::{State, Worker};
 
-/// Flow tags: what ended.
+/// Flow tags: what ended, above the number of a worker or put.
 mod ended {
     pub const MAIN: u32 = 0;
     pub const OUT: u32 = 1 << 30;
@@ -158,7 +159,6 @@ impl Scratch {
             gpus: usize::from(compiled.folded.gpus_per_node),
             flag_local: compiled.times.flag_local.max(1),
             flag_remote: compiled.times.flag_remote.max(1),
-            network: compiled.times.network.max(1),
             timeline,
             out: Run { rank_ends: vec![0; n], launches: vec![(0, 0); launches], ..Run::default() },
         };
@@ -182,16 +182,27 @@ struct RunState {
     dirty_roles: Vec<Vec<u32>>,
     /// Who waits for the same flag as a window slot.
     slot_next: Vec<u32>,
+    /// Flag that a window slot has waited for last.
+    slot_flag: Vec<u32>,
     launches: Vec<LaunchState>,
     proxies: Vec<Proxy>,
-    /// Ranks and workers that have come to a collective: (role, task of the role).
-    collectives: Vec<((u32, u32), Vec<(u32, u32)>)>,
+    collectives: Vec<Rendezvous>,
+    /// With noise, of each rank.
+    unsteady: Vec<Unsteady>,
     busy: Vec<u64>,
     waits: Vec<u64>,
     /// Timeline entry whose store is in flight, by worker.
     entry_of_store: Vec<u32>,
     last_carried: Vec<Option<u64>>,
-    tags: Vec<Tag>,
+    tags: Vec<u32>,
+}
+
+/// How a rank differs from its nominal self.
+struct Unsteady {
+    network: Stream,
+    flags: Stream,
+    slowdown: f64,
+    late_ps: u64,
 }
 
 fn refill<T: Clone>(vector: &mut Vec<T>, len: usize, value: T) {
@@ -216,6 +227,7 @@ impl RunState {
         self.dirty_roles.resize_with(n, Vec::new);
         self.dirty_roles.iter_mut().for_each(Vec::clear);
         refill(&mut self.slot_next, n * t.roles_per_program * WINDOW, NONE);
+        refill(&mut self.slot_flag, n * t.roles_per_program * WINDOW, NONE);
         refill(&mut self.launches, n * t.launches, LaunchState::default());
         self.proxies.resize_with(n, Proxy::default);
         for (proxy, &program) in self.proxies.iter_mut().zip(&c.program_of) {
@@ -223,6 +235,16 @@ impl RunState {
             proxy.reset(c.times.threads as usize, usize::from(queues));
         }
         self.collectives.clear();
+        self.unsteady.clear();
+        if let Some(noise) = &c.noise {
+            let late = noise.late_rank(n);
+            self.unsteady.extend((0..n).map(|rank| Unsteady {
+                network: noise.stream(rank, Purpose::Network),
+                flags: noise.stream(rank, Purpose::Flag),
+                slowdown: noise.slowdown(rank),
+                late_ps: if rank == late { noise.late_ps } else { 0 },
+            }));
+        }
         refill(&mut self.busy, n * t.roles_per_program, 0);
         refill(&mut self.waits, n * t.roles_per_program * t.families, 0);
         refill(&mut self.entry_of_store, n * t.workers, 0);
@@ -233,19 +255,34 @@ impl RunState {
 
 fn new_sharing(c: &Compiled) -> Sharing {
     let per_rank = ResourceKind::count(c.times.rails);
-    let mut sharing = Sharing::new(c.ranks.iter().flat_map(|_| c.capacities.iter().copied()));
+    let own = c.ranks.iter().flat_map(|_| c.capacities.iter().copied());
+    let leaves = c.leaves.into_iter().flat_map(|leaves| {
+        let links = 2 * u32::from(c.folded.nodes).div_ceil(leaves.nodes) * c.times.rails;
+        std::iter::repeat_n((leaves.link, 0), links as usize)
+    });
+    let mut sharing = Sharing::new(own.chain(leaves));
     for (owner, &rank) in c.ranks.iter().enumerate() {
         for class in &c.classes {
-            sharing.add_class(
-                owner as u32,
-                class.iter().map(|&(offset, kind, demand)| {
-                    let target = c.folded.number(c.folded.at(rank, offset)) as u32;
-                    (target * per_rank + kind.index(c.times.rails), demand)
-                }),
-            );
+            let own = class.iter().map(|&(offset, kind, demand)| {
+                let target = c.folded.number(c.folded.at(rank, offset)) as u32;
+                (target * per_rank + kind.index(c.times.rails), demand)
+            });
+            sharing.add_class(owner as u32, own.chain(leaf_links(c, rank, class)));
         }
     }
     sharing
+}
+
+/// The uplink and the downlink that a class of a rank crosses between leaf switches.
+fn leaf_links(c: &Compiled, rank: Rank, class: &[Demand]) -> impl Iterator<Item = (u32, u64)> + use<> {
+    let first = c.ranks.len() as u32 * ResourceKind::count(c.times.rails);
+    let crossed = c.leaves.zip(c.leaf_demand(class)).and_then(|(leaves, (dn, rail, demand))| {
+        let target = c.folded.at(rank, Offset::node(dn));
+        let [from, to] = [rank, target].map(|rank| u32::from(rank.node) / leaves.nodes);
+        let link = |leaf: u32, down: u32| (first + 2 * (leaf * c.times.rails + u32::from(rail)) + down, demand);
+        (from != to).then(|| [link(from, 0), link(to, 1)])
+    });
+    crossed.into_iter().flatten()
 }
 
 /// Where the state of the rank at hand begins.
@@ -273,7 +310,6 @@ struct Engine<'a> {
     gpus: usize,
     flag_local: u64,
     flag_remote: u64,
-    network: u64,
     timeline: bool,
     out: Run,
 }
@@ -299,6 +335,28 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// A flag latency of a rank, with its noise; at least a picosecond.
+    #[inline]
+    fn flag_latency(&mut self, rank: usize, nominal: u64) -> u64 {
+        let Some(noise) = &self.c.noise else { return nominal.max(1) };
+        self.s.unsteady[rank].flags.spread(nominal, noise.flag_sigma)
+    }
+
+    /// A network latency of a rank, with its noise; at least a picosecond.
+    fn network_latency(&mut self, rank: usize, nominal: u64) -> u64 {
+        let Some(noise) = &self.c.noise else { return nominal.max(1) };
+        self.s.unsteady[rank].network.spread(nominal, noise.network_sigma)
+    }
+
+    /// Compute work of a rank at the speed of its clock. The demand on shared resources stays that of nominal speed.
+    #[inline]
+    fn clocked(&self, rank: usize, work: u64) -> u64 {
+        if self.c.noise.is_none() {
+            return work;
+        }
+        (work as f64 * self.s.unsteady[rank].slowdown).round() as u64
+    }
+
     fn run_all(&mut self) -> Result<(), SimError> {
         for rank in 0..self.c.ranks.len() {
             self.command_launches(&self.here(rank));
@@ -312,9 +370,7 @@ impl<'a> Engine<'a> {
                     self.s.timers.mark_stale(h.rank);
                     self.end_flows(&h);
                     self.fire_timers(&h);
-                }
-                for &rank in &round {
-                    self.advance_workers(&self.here(rank as usize));
+                    self.advance_workers(&h);
                 }
                 self.s.timers.next_round(&mut round);
             }
@@ -336,14 +392,14 @@ impl<'a> Engine<'a> {
         self.s.sharing.finish(first..first + self.t.classes, now, &mut tags);
         self.out.events += tags.len() as u64;
         for tag in tags.drain(..) {
-            let id = tag.a & !ended::KIND;
-            match tag.a & ended::KIND {
+            let id = tag & !ended::KIND;
+            match tag & ended::KIND {
                 ended::MAIN => {
                     self.s.workers[h.worker0 + id as usize].state = State::Main;
                     self.make_runnable(h, id);
                 }
-                ended::OUT => self.store_ended(h, id, tag.b),
-                _ => self.message_ended(h, tag.b),
+                ended::OUT => self.store_ended(h, id),
+                _ => self.message_ended(h, id),
             }
         }
         self.s.tags = tags;
@@ -381,8 +437,9 @@ impl<'a> Engine<'a> {
             for w in 0..self.t.workers as u32 {
                 let worker = &self.s.workers[h.worker0 + w as usize];
                 let waits = matches!(worker.state, State::Start | State::Step | State::Output);
-                if waits && worker.waited_for != NONE {
-                    let family = self.c.family_of(worker.waited_for);
+                let waited = if waits { Some((worker.task, worker.waited_for)) } else { self.window_head(&h, worker) };
+                if let Some((task, flag)) = waited {
+                    let family = self.c.family_of(flag);
                     let role = &h.program.roles[usize::from(worker.role)];
                     let (home, index) = self.t.home(w);
                     blocked.push(crate::Blocked {
@@ -390,10 +447,10 @@ impl<'a> Engine<'a> {
                         launch: role.launch as usize,
                         role: role.kind,
                         cta: index / self.t.roles[home].lanes,
-                        task: (worker.task - role.first) as usize,
+                        task: (task - role.first) as usize,
                         family: family as u16,
-                        slot: worker.waited_for - self.c.family_base[family],
-                        have: self.s.flags.value(self.c, rank, worker.waited_for),
+                        slot: flag - self.c.family_base[family],
+                        have: self.s.flags.value(self.c, rank, flag),
                     });
                 }
             }

@@ -9,7 +9,6 @@
 use super::timers::kind;
 use super::{Engine, Here, ended};
 use crate::compile::{NONE, PublishC};
-use crate::share::Tag;
 use std::collections::VecDeque;
 use tilewire_kernels::Offset;
 
@@ -34,6 +33,7 @@ struct Queue {
     /// In flight behind the active message of an ordered queue.
     waiting: VecDeque<u32>,
     active: bool,
+    last_landed: u64,
 }
 
 /// The proxy and the NIC queues of a rank.
@@ -122,9 +122,8 @@ impl<'a> Engine<'a> {
 
     /// A thread is through with its item.
     pub(super) fn thread_done(&mut self, h: &Here<'a>, thread: usize) {
+        let Some(item) = self.s.proxies[h.rank].threads[thread].busy.take() else { return };
         let proxy = &mut self.s.proxies[h.rank];
-        let Some(item) = proxy.threads[thread].busy.take() else { return };
-        let flag_time = self.s.timers.now + self.c.times.flag_host;
         match item {
             Item::Post(put) => {
                 let queue = usize::from(h.program.puts[put as usize].queue);
@@ -144,7 +143,7 @@ impl<'a> Engine<'a> {
                 let next = state.backlog.pop_front();
                 state.in_flight += u32::from(next.is_some());
                 if put.sent != NONE {
-                    self.s.flags.add(&mut self.s.timers, h.rank, put.sent, 1, flag_time);
+                    self.raise_from_host(h, put.sent);
                 }
                 if let Some(next) = next {
                     self.post(h, queue, next);
@@ -152,11 +151,16 @@ impl<'a> Engine<'a> {
             }
             Item::Immediate(flag) => {
                 if !self.c.stale_arrivals {
-                    self.s.flags.add(&mut self.s.timers, h.rank, flag, 1, flag_time);
+                    self.raise_from_host(h, flag);
                 }
             }
         }
         self.serve(h, thread);
+    }
+
+    fn raise_from_host(&mut self, h: &Here<'a>, flag: u32) {
+        let visible = self.s.timers.now + self.flag_latency(h.rank, self.c.times.flag_host);
+        self.s.flags.add(&mut self.s.timers, h.rank, flag, 1, visible);
     }
 
     /// Gives a message to the wire, behind the active one of its queue where the fabric keeps order.
@@ -168,15 +172,19 @@ impl<'a> Engine<'a> {
         }
         state.active = true;
         let flow = h.program.puts[put as usize].flow;
-        self.flow(h, flow.class, flow.work, Tag { a: ended::MESSAGE, b: put });
+        self.flow(h, flow.class, flow.work, ended::MESSAGE | put);
     }
 
     /// The last byte of a message has left.
     pub(super) fn message_ended(&mut self, h: &Here<'a>, put: u32) {
         let p = &h.program.puts[put as usize];
+        let mut landed = self.s.timers.now + self.network_latency(h.rank, self.c.times.network);
         if self.c.times.ordered {
             let queue = usize::from(p.queue);
             let state = &mut self.s.proxies[h.rank].queues[queue];
+            // Noise does not let a message overtake the one before it.
+            landed = landed.max(state.last_landed);
+            state.last_landed = landed;
             state.active = false;
             if let Some(next) = state.waiting.pop_front() {
                 self.post(h, queue, next);
@@ -184,12 +192,11 @@ impl<'a> Engine<'a> {
         }
         let folded = self.c.folded;
         let target = folded.number(folded.at(self.c.ranks[h.rank], Offset { dn: p.dn, dg: p.dg }));
-        let landed = self.s.timers.now + self.network;
         self.out.rank_ends[target] = self.out.rank_ends[target].max(landed);
         match p.publish {
             PublishC::Nic => {
                 if !self.c.stale_arrivals {
-                    let visible = landed + self.c.times.flag_nic;
+                    let visible = landed + self.flag_latency(h.rank, self.c.times.flag_nic);
                     self.s.flags.add(&mut self.s.timers, target, p.arrived, 1, visible);
                 }
             }
@@ -197,6 +204,7 @@ impl<'a> Engine<'a> {
                 self.s.timers.push(target, landed, kind::IMMEDIATE, p.arrived, u32::from(p.queue));
             }
         }
-        self.s.timers.push(h.rank, landed + self.c.times.ack, kind::ACK, put, 0);
+        let acknowledged = landed + self.network_latency(h.rank, self.c.times.ack);
+        self.s.timers.push(h.rank, acknowledged, kind::ACK, put, 0);
     }
 }

@@ -1,7 +1,7 @@
 //! What a run leaves behind: ends, times by role, and, when asked for, every task and every change of a rate.
 
 use super::{Engine, Here};
-use crate::compile::{NONE, ResourceKind};
+use crate::compile::ResourceKind;
 
 /// A task of the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct TaskTime {
     pub free: u64,
     /// The last write was done, ps.
     pub end: u64,
-    /// Flag that was waited for last, [`NONE`] without a wait.
+    /// Flag that was waited for last, [`NONE`](crate::compile::NONE) without a wait.
     pub waited_for: u32,
 }
 
@@ -51,6 +51,8 @@ pub struct Run {
     pub timeline: Vec<TaskTime>,
     /// Bytes/s carried by each resource of rank 0 after each change, when asked for: (ps, resource, bytes/s).
     pub carried: Vec<(u64, u32, u64)>,
+    /// Final value of each flag by rank, when asked for; 0 for flags that nobody waits for.
+    pub flags: Vec<Vec<u32>>,
 }
 
 impl<'a> Engine<'a> {
@@ -113,7 +115,11 @@ impl<'a> Engine<'a> {
             .map(|r| self.s.waits[r * roles * self.t.families..(r + 1) * roles * self.t.families].to_vec())
             .collect();
         self.out.end = self.out.rank_ends.iter().copied().max().unwrap_or(0);
+        if self.timeline {
+            let flags = 0..self.t.flags as u32;
+            let values = |rank| flags.clone().map(|flag| self.s.flags.value(self.c, rank, flag)).collect();
+            self.out.flags = (0..ranks).map(values).collect();
+        }
         self.out.timeline.sort_unstable_by_key(|t| (t.rank, t.taken, t.role, t.task));
-        debug_assert!(NONE == u32::MAX);
     }
 }

@@ -22,7 +22,6 @@ pub(super) struct CostRow {
 /// A role of a program, as this run sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoleRow {
-    pub kind: RoleKind,
     pub claim: Claim,
     pub first: u32,
     /// Tasks that this form runs.
@@ -88,7 +87,6 @@ impl Tables {
                 let runs = !self.compute_only || role.kind == RoleKind::Compute;
                 let workers = if runs { ctas * role.lanes } else { 0 };
                 self.roles.push(RoleRow {
-                    kind: role.kind,
                     claim: role.claim,
                     first: role.first,
                     tasks: if runs { role.tasks } else { 0 },

@@ -4,7 +4,7 @@ use super::tables::CostRow;
 use super::timers::kind;
 use super::{Engine, Here, ended};
 use crate::compile::{NONE, SignalC, TaskC, Work};
-use crate::share::{NEVER, Tag};
+use crate::share::NEVER;
 use tilewire_kernels::schedule::Drain;
 
 /// Where a worker stands.
@@ -56,7 +56,8 @@ pub(super) struct Worker {
     pub waited_for: u32,
     /// Next task of a strided list.
     pub position: u32,
-    pub stride: u32,
+    /// Task whose store is in flight.
+    pub storing_task: u32,
     pub role: u16,
     pub state: State,
     /// A store of the task before is in flight.
@@ -76,7 +77,7 @@ impl Worker {
         next: NONE,
         waited_for: NONE,
         position: 0,
-        stride: 0,
+        storing_task: NONE,
         role: 0,
         state: State::Absent,
         storing: false,
@@ -119,7 +120,7 @@ impl<'a> Engine<'a> {
         let s = &mut *self.s;
         let worker = &mut s.workers[h.worker0 + w as usize];
         let waited = s.timers.now - worker.since;
-        if waited > 0 && worker.waited_for != NONE {
+        if waited > 0 {
             worker.stalled += waited;
             let family = usize::from(self.t.family_of[worker.waited_for as usize]);
             s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
@@ -188,13 +189,17 @@ impl<'a> Engine<'a> {
     /// Gives a task to a worker; true when the worker can go on at once.
     #[inline]
     pub(super) fn take(&mut self, h: &Here<'a>, w: u32, id: u32) -> bool {
-        let now = self.s.timers.now;
+        self.take_after_wait(h, w, id, self.s.timers.now, NONE)
+    }
+
+    /// Gives a task to a worker that has looked for one since `taken`, last because of a flag.
+    #[inline]
+    pub(super) fn take_after_wait(&mut self, h: &Here<'a>, w: u32, id: u32, taken: u64, waited_for: u32) -> bool {
         let worker = self.worker(h, w);
         worker.task = id;
-        worker.taken = now;
-        worker.waited_for = NONE;
+        worker.taken = taken;
+        worker.waited_for = waited_for;
         worker.step = 0;
-        worker.stalled = 0;
         self.start(h, w, &h.program.tasks[id as usize])
     }
 
@@ -210,6 +215,7 @@ impl<'a> Engine<'a> {
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
         worker.start = now;
+        worker.stalled = 0;
         // The loads of a task that could start when the CTA became free were issued behind the last tile.
         worker.prefetched = now == worker.taken && worker.storing;
         match cost.work {
@@ -218,6 +224,7 @@ impl<'a> Engine<'a> {
                 let fill = if worker.prefetched { 0 } else { cost.fill };
                 let work = cost.whole + fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
                 worker.step = cost.steps;
+                let work = self.clocked(h.rank, work);
                 self.run(h, w, cost.main, work)
             }
             Work::Move => {
@@ -255,7 +262,7 @@ impl<'a> Engine<'a> {
             return true;
         }
         worker.state = State::Running;
-        s.sharing.start(h.class0 + class, s.timers.now, work, Tag { a: ended::MAIN | w, b: worker.task });
+        s.sharing.start(h.class0 + class, s.timers.now, work, ended::MAIN | w);
         false
     }
 
@@ -303,6 +310,10 @@ impl<'a> Engine<'a> {
             let flag;
             (limit, flag) = self.step_limit(h, task, cost.steps, done);
             if limit <= done && flag != NONE {
+                if done == 0 {
+                    // What is not there yet cannot have been loaded ahead.
+                    self.worker(h, w).prefetched = false;
+                }
                 self.wait_for(h, w, flag, State::Step);
                 return false;
             }
@@ -319,6 +330,7 @@ impl<'a> Engine<'a> {
         if limit == cost.steps {
             work += cost.fixed;
         }
+        let work = self.clocked(h.rank, work);
         self.run(h, w, cost.main, work)
     }
 
@@ -326,12 +338,10 @@ impl<'a> Engine<'a> {
     #[inline]
     fn main_ended(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
-        let worker = self.worker(h, w);
-        worker.waited_for = NONE;
         if cost.work == Work::Move {
             self.complete(h, w);
             true
-        } else if worker.step < cost.steps {
+        } else if self.worker(h, w).step < cost.steps {
             self.run_steps(h, w, task)
         } else {
             self.output(h, w, task)
@@ -346,7 +356,6 @@ impl<'a> Engine<'a> {
             self.wait_for(h, w, flag, State::Output);
             return false;
         }
-        self.worker(h, w).waited_for = NONE;
         self.store(h, w, task)
     }
 
@@ -370,8 +379,9 @@ impl<'a> Engine<'a> {
         let s = &mut *self.s;
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
-        s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, Tag { a: ended::OUT | w, b: worker.task });
+        s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, ended::OUT | w);
         s.busy[h.role0 + usize::from(worker.role)] += now - worker.start - worker.stalled.min(now - worker.start);
+        worker.storing_task = worker.task;
         if cost.drain == Drain::Overlap {
             worker.storing = true;
             worker.state = State::Free;
@@ -385,8 +395,8 @@ impl<'a> Engine<'a> {
     }
 
     /// The outputs of a task are written.
-    pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32, task: u32) {
-        let task = &h.program.tasks[task as usize];
+    pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32) {
+        let task = &h.program.tasks[self.worker(h, w).storing_task as usize];
         self.raise(h, signals_of(h, task), false);
         let now = self.s.timers.now;
         let worker = &mut self.s.workers[h.worker0 + w as usize];
@@ -423,7 +433,7 @@ impl<'a> Engine<'a> {
     }
 
     #[inline]
-    pub(super) fn flow(&mut self, h: &Here<'a>, class: u32, work: u64, tag: Tag) {
+    pub(super) fn flow(&mut self, h: &Here<'a>, class: u32, work: u64, tag: u32) {
         self.s.sharing.start(h.class0 + class, self.s.timers.now, work, tag);
     }
 }
