@@ -147,7 +147,7 @@ pub fn check_values(
     let mut races = BTreeMap::new();
     let mut result = Trials::default();
     for &(scheduler, seed) in trials {
-        let found = match run(schedule, kernel, spec, &Config { scheduler, seed, ..*config }) {
+        let found = match run(schedule, kernel, spec, &Config { seed, scheduler, ..*config }) {
             Ok(report) => {
                 result.passed += 1;
                 report.races
