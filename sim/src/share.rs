@@ -128,12 +128,13 @@ struct Crossing {
     /// First of its demands in `Sharing::rates`.
     rates: u32,
     len: u32,
+    /// Which of its resources are marked hot, a bit each; the last bit stands for all from there on.
+    hot: u64,
     /// Members that the demand of the resources counts: those at the last solution.
     counted: u32,
     /// What the caller wants to be told when the next end moves.
     owner: u32,
     visited: u32,
-    frozen: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -146,16 +147,13 @@ struct Resource {
     visited: u32,
     /// Its place in the component that is solved.
     place: u32,
-    /// Demand above capacity at the last solution.
-    was_hot: bool,
+    /// Demand above capacity, now or at the last solution.
+    hot: bool,
     dirty: bool,
 }
 
-impl Resource {
-    const fn is_hot(&self) -> bool {
-        self.was_hot || self.demand > self.capacity
-    }
-}
+/// The last bit of [`Crossing::hot`].
+const REST: usize = u64::BITS as usize - 1;
 
 /// A resource while its component is solved.
 #[derive(Clone, Copy)]
@@ -166,11 +164,18 @@ struct Remainder {
     open: u64,
     base: u64,
     resource: u32,
+    /// What [`Remainder::find_level`] found last.
+    level: u64,
 }
 
 impl Remainder {
+    fn of(r: u32, resource: &Resource) -> Self {
+        let left = u128::from(resource.capacity) << 32;
+        Self { left, open: resource.demand, base: resource.base, resource: r, level: NEVER }
+    }
+
     /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
-    fn level(&self) -> u64 {
+    fn find_level(&self) -> u64 {
         let high = (self.left >> 32) as u64;
         if high >= self.open {
             return FULL_SPEED;
@@ -188,6 +193,25 @@ impl Remainder {
     }
 }
 
+/// A class while its component is solved.
+#[derive(Clone, Copy)]
+struct Piece {
+    class: u32,
+    members: u32,
+    /// Its binding resources in `Sharing::links`.
+    links: (u32, u32),
+    /// Level at which it was frozen, [`NEVER`] until then. Levels rise from one round to the next.
+    level: u64,
+}
+
+/// A binding resource of a class while its component is solved.
+#[derive(Clone, Copy)]
+struct Link {
+    rate: u64,
+    /// Place in the component.
+    place: u32,
+}
+
 /// The state of all flows and resources of a simulation.
 #[derive(Default)]
 pub struct Sharing {
@@ -200,8 +224,9 @@ pub struct Sharing {
     /// Demands in bytes/s at full speed; classes of equal demands share a range.
     rates: Vec<u64>,
     resources: Vec<Resource>,
-    /// Classes that can cross each resource, resource by resource; made when all classes are known.
-    crossing: Vec<u32>,
+    /// Classes that can cross each resource and where it stands among theirs, resource by resource; made when all
+    /// classes are known.
+    crossing: Vec<(u32, u32)>,
     /// Where each resource's classes begin; one more at the end.
     crossing_of: Vec<u32>,
     dirty: Vec<u32>,
@@ -209,9 +234,8 @@ pub struct Sharing {
     touched: Vec<u32>,
     visit: u32,
     component: Vec<Remainder>,
-    component_classes: Vec<u32>,
-    full: Vec<u32>,
-    freeze: Vec<u32>,
+    pieces: Vec<Piece>,
+    links: Vec<Link>,
 }
 
 impl Sharing {
@@ -224,7 +248,7 @@ impl Sharing {
             demand: base,
             visited: 0,
             place: 0,
-            was_hot: false,
+            hot: false,
             dirty: false,
         };
         Self { resources: capacities.into_iter().map(fresh).collect(), ..Self::default() }
@@ -249,10 +273,10 @@ impl Sharing {
             resources: resources as u32,
             rates: known.unwrap_or(rates) as u32,
             len: len as u32,
+            hot: 0,
             counted: 0,
             owner,
             visited: 0,
-            frozen: false,
         });
         self.classes.push(Class::NEW);
         self.due.push(NEVER);
@@ -263,14 +287,14 @@ impl Sharing {
     /// Removes all flows; classes and resources stay.
     pub fn reset(&mut self) {
         for resource in &mut self.resources {
-            *resource = Resource { demand: resource.base, visited: 0, was_hot: false, dirty: false, ..*resource };
+            *resource = Resource { demand: resource.base, visited: 0, hot: false, dirty: false, ..*resource };
         }
         for class in &mut self.classes {
             class.list.clear();
             *class = Class { list: std::mem::take(&mut class.list), ..Class::NEW };
         }
         for crossing in &mut self.crossings {
-            (crossing.counted, crossing.visited) = (0, 0);
+            (crossing.counted, crossing.visited, crossing.hot) = (0, 0, 0);
         }
         self.due.fill(NEVER);
         self.dirty.clear();
@@ -320,11 +344,12 @@ impl Sharing {
             next[r] += next[r - 1];
         }
         self.crossing_of.clone_from(&next);
-        self.crossing = vec![0; self.crossed.len()];
+        self.crossing = vec![(0, 0); self.crossed.len()];
         for (id, c) in self.crossings.iter().enumerate() {
-            for &resource in &self.crossed[c.resources as usize..(c.resources + c.len) as usize] {
+            let crossed = &self.crossed[c.resources as usize..(c.resources + c.len) as usize];
+            for (position, &resource) in crossed.iter().enumerate() {
                 let at = &mut next[resource as usize];
-                self.crossing[*at as usize] = id as u32;
+                self.crossing[*at as usize] = (id as u32, position as u32);
                 *at += 1;
             }
         }
@@ -366,14 +391,28 @@ impl Sharing {
             self.find_crossing();
         }
         self.count_members();
+        for i in 0..self.dirty.len() {
+            let r = self.dirty[i];
+            let resource = &self.resources[r as usize];
+            if !resource.hot && resource.demand > resource.capacity {
+                self.mark(r, true);
+            }
+        }
         let before = self.visit;
+        for i in 0..self.dirty.len() {
+            let r = self.dirty[i];
+            let resource = &self.resources[r as usize];
+            // A resource that binds neither before nor after holds nobody back; one visit solves a whole component.
+            if resource.hot && resource.visited <= before {
+                self.solve_component(r, now);
+            }
+        }
         for i in 0..self.dirty.len() {
             let r = self.dirty[i];
             let resource = &mut self.resources[r as usize];
             resource.dirty = false;
-            // A resource that binds neither before nor after holds nobody back; one visit solves a whole component.
-            if resource.is_hot() && resource.visited <= before {
-                self.solve_component(r, now);
+            if resource.hot && resource.demand <= resource.capacity {
+                self.mark(r, false);
             }
         }
         self.dirty.clear();
@@ -427,45 +466,15 @@ impl Sharing {
         }
     }
 
-    fn join_component(&mut self, r: u32) {
-        let resource = &mut self.resources[r as usize];
-        resource.visited = self.visit;
-        resource.place = self.component.len() as u32;
-        resource.was_hot = resource.demand > resource.capacity;
-        self.component.push(Remainder {
-            left: u128::from(resource.capacity) << 32,
-            open: resource.demand,
-            base: resource.base,
-            resource: r,
-        });
-    }
-
-    /// Collects the component of binding resources that `seed` belongs to, and the classes that cross them.
-    fn collect_component(&mut self, seed: u32) {
-        self.visit += 1;
-        self.component.clear();
-        self.component_classes.clear();
-        self.join_component(seed);
-        let mut next = 0;
-        while let Some(remainder) = self.component.get(next) {
-            next += 1;
-            for i in self.crossing_range(remainder.resource) {
-                let c = self.crossing[i];
-                let crossing = &mut self.crossings[c as usize];
-                if crossing.counted == 0 || crossing.visited == self.visit {
-                    continue;
-                }
-                crossing.visited = self.visit;
-                crossing.frozen = false;
-                let (first, len) = (crossing.resources, crossing.len);
-                self.component_classes.push(c);
-                for at in first..first + len {
-                    let r = self.crossed[at as usize];
-                    let resource = &self.resources[r as usize];
-                    if resource.visited != self.visit && resource.is_hot() {
-                        self.join_component(r);
-                    }
-                }
+    /// Tells the classes that cross a resource whether it may hold them back.
+    fn mark(&mut self, r: u32, hot: bool) {
+        self.resources[r as usize].hot = hot;
+        for &(c, position) in &self.crossing[self.crossing_range(r)] {
+            let crossing = &mut self.crossings[c as usize];
+            if hot {
+                crossing.hot |= 1 << (position as usize).min(REST);
+            } else if (position as usize) < REST {
+                crossing.hot &= !(1 << position);
             }
         }
     }
@@ -474,69 +483,104 @@ impl Sharing {
         self.crossing_of[resource as usize] as usize..self.crossing_of[resource as usize + 1] as usize
     }
 
-    fn solve_component(&mut self, seed: u32, now: u64) {
-        self.collect_component(seed);
-        let mut unfrozen = self.component_classes.len();
-        while unfrozen > 0 {
-            let lowest = self.find_full();
-            if lowest >= FULL_SPEED {
-                for i in 0..self.component_classes.len() {
-                    let c = self.component_classes[i];
-                    if !self.crossings[c as usize].frozen {
-                        self.set_theta(c, now, FULL_SPEED);
-                    }
+    /// Collects the component of binding resources that `seed` belongs to, and the classes that cross them.
+    fn collect_component(&mut self, seed: u32) {
+        self.visit += 1;
+        self.component.clear();
+        self.pieces.clear();
+        self.links.clear();
+        let resource = &mut self.resources[seed as usize];
+        (resource.visited, resource.place) = (self.visit, 0);
+        self.component.push(Remainder::of(seed, resource));
+        let mut next = 0;
+        while let Some(remainder) = self.component.get(next) {
+            next += 1;
+            for i in self.crossing_range(remainder.resource) {
+                let (class, _) = self.crossing[i];
+                let crossing = &mut self.crossings[class as usize];
+                if crossing.counted > 0 && crossing.visited != self.visit {
+                    crossing.visited = self.visit;
+                    let crossing = *crossing;
+                    let first = self.links.len() as u32;
+                    self.link(&crossing);
+                    let links = (first, self.links.len() as u32);
+                    self.pieces.push(Piece { class, members: crossing.counted, links, level: NEVER });
                 }
-                return;
-            }
-            // Who is frozen is decided before anything is given away, so that the order does not matter.
-            self.freeze.clear();
-            for i in 0..self.full.len() {
-                for &c in &self.crossing[self.crossing_range(self.full[i])] {
-                    let crossing = &mut self.crossings[c as usize];
-                    if crossing.visited == self.visit && !crossing.frozen {
-                        crossing.frozen = true;
-                        self.freeze.push(c);
-                    }
-                }
-            }
-            unfrozen -= self.freeze.len();
-            for i in 0..self.freeze.len() {
-                let c = self.freeze[i];
-                if unfrozen > 0 {
-                    self.give_away(c, lowest);
-                }
-                self.set_theta(c, now, lowest);
             }
         }
     }
 
-    /// The lowest level of the component's resources, and in `full` those that have it.
-    fn find_full(&mut self) -> u64 {
+    /// Lists the binding resources of a class, and lets them join the component.
+    fn link(&mut self, crossing: &Crossing) {
+        let Self { crossed, rates, resources, component, links, visit, .. } = self;
+        let len = crossing.len as usize;
+        let crossed = &crossed[crossing.resources as usize..crossing.resources as usize + len];
+        let rates = &rates[crossing.rates as usize..crossing.rates as usize + len];
+        let mut link = |position: usize| {
+            let r = crossed[position];
+            let resource = &mut resources[r as usize];
+            if resource.visited != *visit {
+                resource.visited = *visit;
+                resource.place = component.len() as u32;
+                component.push(Remainder::of(r, resource));
+            }
+            links.push(Link { rate: rates[position], place: resource.place });
+        };
+        let mut hot = crossing.hot;
+        while hot != 0 {
+            let position = hot.trailing_zeros() as usize;
+            hot &= hot - 1;
+            if position < REST {
+                link(position);
+            }
+        }
+        if crossing.hot >> REST != 0 {
+            // Few classes cross so many resources; those that hold nobody back have a level too high to matter.
+            (REST..len).for_each(link);
+        }
+    }
+
+    fn solve_component(&mut self, seed: u32, now: u64) {
+        self.collect_component(seed);
+        let mut pieces = std::mem::take(&mut self.pieces);
+        let mut unfrozen = pieces.len();
+        while unfrozen > 0 {
+            let lowest = self.lowest_level();
+            // Who is frozen is decided before anything is given away, so that the order does not matter.
+            let before = unfrozen;
+            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
+                let full = |link: &Link| self.component[link.place as usize].level == lowest;
+                let links = piece.links.0 as usize..piece.links.1 as usize;
+                if lowest >= FULL_SPEED || self.links[links].iter().any(full) {
+                    piece.level = lowest;
+                    unfrozen -= 1;
+                    self.set_theta(piece.class, now, lowest);
+                }
+            }
+            debug_assert!(unfrozen < before, "the lowest level is somebody's");
+            if unfrozen > 0 {
+                self.give_away(&pieces, lowest);
+            }
+        }
+        self.pieces = pieces;
+    }
+
+    /// The lowest level of the component's resources.
+    fn lowest_level(&mut self) -> u64 {
         let mut lowest = FULL_SPEED;
-        self.full.clear();
-        for remainder in self.component.iter().filter(|r| r.open > r.base) {
-            let level = remainder.level();
-            if level < lowest {
-                lowest = level;
-                self.full.clear();
-            }
-            if level == lowest {
-                self.full.push(remainder.resource);
-            }
+        for remainder in &mut self.component {
+            remainder.level = if remainder.open > remainder.base { remainder.find_level() } else { NEVER };
+            lowest = lowest.min(remainder.level);
         }
         lowest
     }
 
-    /// Takes what a class gets at `level` from the resources that it crosses.
-    fn give_away(&mut self, class: u32, level: u64) {
-        let crossing = &self.crossings[class as usize];
-        let (first, len) = (crossing.resources as usize, crossing.len as usize);
-        let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
-        for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {
-            let resource = &self.resources[r as usize];
-            if resource.visited == self.visit {
-                let demand = u64::from(crossing.counted) * rate;
-                let remainder = &mut self.component[resource.place as usize];
+    /// Takes what the classes that have just been frozen get at `level` from their resources.
+    fn give_away(&mut self, pieces: &[Piece], level: u64) {
+        for piece in pieces.iter().filter(|piece| piece.level == level) {
+            for link in &self.links[piece.links.0 as usize..piece.links.1 as usize] {
+                let remainder = &mut self.component[link.place as usize];
+                let demand = u64::from(piece.members) * link.rate;
                 remainder.left -= u128::from(demand) * u128::from(level);
                 remainder.open -= demand;
             }
