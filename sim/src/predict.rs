@@ -244,14 +244,14 @@ impl Simulation {
         let whole = self.run(split, Form::Whole, false)?;
         let compute = self.timed(self.run(split, Form::ComputeOnly, false)?.end);
         let comm = self.timed(self.run(split, Form::CommOnly, false)?.end);
-        Ok(self.report(split, &whole, compute, comm))
+        Ok(self.report(&whole, compute, comm))
     }
 
-    fn report(&self, split: &RoleSplit, whole: &Run, compute: u64, comm: u64) -> Prediction {
+    fn report(&self, whole: &Run, compute: u64, comm: u64) -> Prediction {
         let time = self.timed(whole.end);
         let slowest = (0..whole.rank_ends.len()).max_by_key(|&r| (whole.rank_ends[r], Reverse(r))).unwrap_or(0);
         let overlap = (compute as f64 + comm as f64 - time as f64) / compute.min(comm).max(1) as f64;
-        let (bound_by, bound_us) = self.bound(split, whole);
+        let (bound_by, bound_us) = self.bound(whole);
         let program = &self.compiled.programs[self.compiled.program_of[slowest] as usize];
         let put_bytes = program.put_bytes as f64;
         let wire_gbs = put_bytes / (time as f64 / 1e12) / 1e9;
@@ -276,7 +276,7 @@ impl Simulation {
     }
 
     /// The resource with the largest lower bound on the time, and that bound in us.
-    pub fn bound(&self, split: &RoleSplit, whole: &Run) -> (BoundBy, f64) {
+    pub fn bound(&self, whole: &Run) -> (BoundBy, f64) {
         let mut best = (BoundBy::Latency, 0.0);
         let mut offer = |bound: BoundBy, us: f64| {
             if us > best.1 {
@@ -294,7 +294,6 @@ impl Simulation {
             let workers = if helped { f64::from(self.compiled.times.sms) } else { workers };
             offer(bound, role.work_ps as f64 / workers / 1e6);
         }
-        let _ = split;
         let rails = self.compiled.times.rails;
         for &(kind, total) in &self.compiled.programs[0].totals {
             let bound = match kind {
@@ -329,7 +328,8 @@ impl Simulation {
             let wait: u64 =
                 of_kind().map(|(r, _)| run.waits[rank][r * families..(r + 1) * families].iter().sum::<u64>()).sum();
             let lanes = of_kind().map(|(_, role)| role.lanes).max().unwrap_or(1);
-            let present = u64::from(ctas * lanes) * run.end;
+            // CTAs of other roles that recycle into this one add to the time of its own.
+            let present = (u64::from(ctas * lanes) * run.end).max(busy + wait);
             reports.push(RoleReport {
                 role: kind,
                 ctas,

@@ -50,7 +50,7 @@ pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> Ve
                 && touches.complete
                 && schedule.buffers[buffer].usage != BufferUse::Input
             {
-                empty.entry(buffer).and_modify(|finding| count(finding)).or_insert_with(|| {
+                empty.entry(buffer).and_modify(count).or_insert_with(|| {
                     let first = side(first);
                     let problem = Problem::NothingWritten {
                         buffer: schedule.buffers[buffer].name.clone(),
