@@ -2,8 +2,19 @@
 //!
 //! ```text
 //! Schedule ──▶ values: functional executor on the CPU, every interleaving legal   (this is what proves values)
+//!    │
+//!    └─ lower ─▶ Program ─▶ launch: device interpreter on one GPU   ◀── device: driver, NVRTC
+//!                             │  FIFO in host memory                ◀── memory
+//!                             └▶ proxy: puts by the copy engines
+//!                measure: inputs, comparison with the reference, times
 //! ```
 //!
 //! Builds everywhere; nothing here predicts a time.
 
+pub mod device;
+pub mod launch;
+pub mod lower;
+pub mod measure;
+pub mod memory;
+pub mod proxy;
 pub mod values;

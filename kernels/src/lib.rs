@@ -14,6 +14,7 @@ pub mod ag_gemm;
 pub mod blocked;
 pub mod check;
 pub mod cluster;
+pub mod cuda;
 pub mod encode;
 pub mod gemm_ar;
 pub mod gemm_rs;
