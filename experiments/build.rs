@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
@@ -19,7 +20,24 @@ fn main() -> io::Result<()> {
         }
     }
     list.push(']');
+    revision(&manifest);
     fs::write(out.join("data_files.rs"), list)
+}
+
+/// The commit that is built, in `TILEWIRE_REVISION`; unset outside a checkout.
+fn revision(manifest: &Path) {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(manifest).args(arguments).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim().to_owned())
+    };
+    // Every commit and checkout appends to the log of HEAD.
+    if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
+        println!("cargo::rustc-env=TILEWIRE_REVISION={commit}");
+    }
 }
 
 /// TOML and CSV files of a folder, sorted by name.

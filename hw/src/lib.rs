@@ -7,6 +7,7 @@
 //!                             │  FIFO in host memory                ◀── memory
 //!                             └▶ proxy: puts by the copy engines
 //!                measure: inputs, comparison with the reference, times
+//! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
 //! ```
 //!
 //! Builds everywhere; nothing here predicts a time.
@@ -16,5 +17,6 @@ pub mod launch;
 pub mod lower;
 pub mod measure;
 pub mod memory;
+pub mod probe;
 pub mod proxy;
 pub mod values;

@@ -341,11 +341,11 @@ fn cta_count(roles: &[Role], r: usize, split: &RoleSplit, sms: u32) -> u32 {
     let plain = |role: &Role| match role.ctas {
         CtaCount::FromSplit => split.get(role.kind),
         CtaCount::Fixed(n) => n,
-        CtaCount::AllSms => 0,
+        CtaCount::AllBut(_) => 0,
     };
-    if roles[r].ctas == CtaCount::AllSms {
+    if let Some(spared) = roles[r].ctas.spared() {
         let others: u32 = roles.iter().map(plain).sum();
-        return sms.saturating_sub(others).max(1);
+        return sms.saturating_sub(others + spared).max(1);
     }
     plain(&roles[r])
 }

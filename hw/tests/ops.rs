@@ -306,6 +306,7 @@ fn attention_tile(from: u64, to: u64, state: bool, out: Option<u64>, first: bool
         last: out.is_some(),
         tile: [2, 2],
         stages: 2,
+        main_loop: tilewire_kernels::schedule::MainLoop::Pipelined,
     })
 }
 

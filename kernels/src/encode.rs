@@ -179,7 +179,10 @@ impl<F: FnMut(&[u8])> Out<F> {
                         self.tag(1);
                         self.word(ctas);
                     }
-                    CtaCount::AllSms => self.tag(2),
+                    CtaCount::AllBut(sms) => {
+                        self.tag(2);
+                        self.word(sms);
+                    }
                 }
                 self.word(role.lanes);
                 match role.claim {
@@ -296,6 +299,14 @@ impl<F: FnMut(&[u8])> Out<F> {
         }
     }
 
+    fn main_loop(&mut self, main_loop: MainLoop) {
+        self.tag(match main_loop {
+            MainLoop::WaitEachStep => 0,
+            MainLoop::Pipelined => 1,
+            MainLoop::Library => 2,
+        });
+    }
+
     fn op(&mut self, op: &Op, panels: &mut Panels) {
         match op {
             Op::GemmTile { a, b, outs, tile, stages, drain, main_loop } => {
@@ -316,13 +327,9 @@ impl<F: FnMut(&[u8])> Out<F> {
                     Drain::SmemRead => 1,
                     Drain::Visible => 2,
                 });
-                self.tag(match main_loop {
-                    MainLoop::WaitEachStep => 0,
-                    MainLoop::Pipelined => 1,
-                    MainLoop::Library => 2,
-                });
+                self.main_loop(*main_loop);
             }
-            Op::AttentionTile { q, k, v, state, out, first, last, tile, stages } => {
+            Op::AttentionTile { q, k, v, state, out, first, last, tile, stages, main_loop } => {
                 self.tag(2);
                 for region in [q, k, v] {
                     self.panel(region, panels);
@@ -341,6 +348,7 @@ impl<F: FnMut(&[u8])> Out<F> {
                     self.short(size);
                 }
                 self.tag(*stages);
+                self.main_loop(*main_loop);
             }
             Op::AttentionMerge { parts, out } => {
                 self.tag(3);

@@ -521,7 +521,7 @@ impl Plan {
             launches.push(Launch {
                 name: "epilogue".into(),
                 after: vec![0],
-                roles: vec![role(Work::Finish, CtaCount::AllSms)],
+                roles: vec![role(Work::Finish, CtaCount::AllBut(0))],
             });
         }
         launches

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ag_gemm;
+pub mod baseline;
 pub mod blocked;
 pub mod check;
 pub mod cluster;
@@ -26,6 +27,7 @@ pub mod ring_attention;
 pub mod schedule;
 pub mod text;
 
+pub use baseline::baseline;
 pub use blocked::Blocked;
 pub use cluster::{Cluster, Fabric, Offset, Rank};
 pub use encode::{ScheduleHash, schedule_hash};

@@ -47,6 +47,9 @@ const ROWS: FamilyId = FamilyId(2);
 /// Largest width, and number of experts: keeps every byte offset far inside 64 bits.
 const MAX_SIZE: u64 = 1 << 20;
 
+/// The words of the `routing` option.
+pub(crate) const ROUTING_WORDS: &[&str] = &["rotated", "uniform", "multinomial"];
+
 /// MoE dispatch + grouped GEMM.
 pub struct MoeDispatchGemm;
 
@@ -61,7 +64,7 @@ const OPTIONS: &[OptionSpec] = &[
         name: "routing",
         doc: "Experts of a token: one rank's draw rotated to the others (symmetric), round robin, or drawn by one \
               random weight per expert (uneven).",
-        values: Values::Words(&["rotated", "uniform", "multinomial"]),
+        values: Values::Words(ROUTING_WORDS),
     },
     OptionSpec {
         name: "routing_seed",
@@ -271,6 +274,23 @@ struct Layout {
     order: Vec<u32>,
     /// Highest level that a gather waits for, by ready flag: with prefix counters a number of chunks, else 0 or 1.
     ready_levels: Vec<u32>,
+}
+
+/// What the output rows of a rank hold, for the unfused form of this kernel.
+pub(crate) struct OutputRows {
+    /// Per output row: GPU offset of the token's home, node offset times tokens of a rank plus number of the token.
+    pub table: Vec<Option<GatherEntry>>,
+    /// Local expert of each row block.
+    pub experts: Vec<u32>,
+}
+
+/// The output rows under a spec: one for all ranks, or one per rank.
+pub(crate) fn output_rows(spec: &Spec) -> Result<Vec<OutputRows>, BuildError> {
+    let rows = |layout: Layout| OutputRows {
+        table: layout.table,
+        experts: layout.blocks.iter().map(|block| block.expert).collect(),
+    };
+    Ok(Plan::new(spec)?.layouts.into_iter().map(rows).collect())
 }
 
 /// Sizes derived from a spec, and the routing.

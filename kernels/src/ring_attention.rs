@@ -32,8 +32,8 @@ use crate::kernel::{
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
-    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch, Op,
-    Partial, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, Wait,
+    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch,
+    MainLoop, Op, Partial, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, Wait,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -560,6 +560,7 @@ impl TrueRing {
                         last,
                         tile: [bq as u16, bkv as u16],
                         stages: shape.stages,
+                        main_loop: MainLoop::Pipelined,
                     });
                     for v in 0..2 {
                         task.waits.extend(self.filled(source, head, v * self.chunks, self.chunks, Gate::KStep));
@@ -746,7 +747,7 @@ impl Landing {
 
     fn launches(&self) -> Vec<Launch> {
         let all_sms =
-            Role { kind: RoleKind::Compute, ctas: CtaCount::AllSms, lanes: 1, claim: Claim::Ticket, recycle: None };
+            Role { kind: RoleKind::Compute, ctas: CtaCount::AllBut(0), lanes: 1, claim: Claim::Ticket, recycle: None };
         let mut stage = 0;
         let mut merge = 0;
         let launch = |(i, step): (usize, &Step)| {
@@ -872,6 +873,7 @@ impl Landing {
                     last: true,
                     tile: [bq as u16, bkv as u16],
                     stages: shape.stages,
+                    main_loop: MainLoop::WaitEachStep,
                 }));
             }
         }

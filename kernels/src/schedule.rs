@@ -295,7 +295,7 @@ pub enum Drain {
     Visible,
 }
 
-/// How the main loop of a GEMM tile issues its matrix instructions.
+/// How the main loop of a tile issues its matrix instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MainLoop {
@@ -425,6 +425,8 @@ pub enum Op {
         tile: [u16; 2],
         /// KV stages in shared memory.
         stages: u8,
+        /// Loop over the KV blocks.
+        main_loop: MainLoop,
     },
     /// Combines partial attention results of the same Q block by their log-sum-exps.
     AttentionMerge {
@@ -598,7 +600,8 @@ impl Op {
 }
 
 /// How an op touches a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Reads it.
     Read,
@@ -744,8 +747,19 @@ pub enum CtaCount {
     FromSplit,
     /// The same for every split (helper launches).
     Fixed(u32),
-    /// All SMs of the GPU that the other roles of the launch leave (one-task-per-block grids, baselines).
-    AllSms,
+    /// All SMs of the GPU that the other roles of the launch leave, less so many that are left to a launch that runs
+    /// beside this one (one-task-per-block grids, baselines).
+    AllBut(u32),
+}
+
+impl CtaCount {
+    /// For a count that depends on the GPU: SMs that it leaves to other launches.
+    pub const fn spared(self) -> Option<u32> {
+        match self {
+            Self::FromSplit | Self::Fixed(_) => None,
+            Self::AllBut(sms) => Some(sms),
+        }
+    }
 }
 
 /// How CTAs (or lanes) of a role take tasks.
@@ -788,6 +802,25 @@ pub struct Launch {
     pub after: Vec<usize>,
     /// Roles.
     pub roles: Vec<Role>,
+}
+
+/// Pairs of launches with no `after` path between them, the earlier one first: they may run at the same time.
+///
+/// `after` lists, launch by launch, the earlier launches that each one waits for.
+pub fn side_by_side<'a>(after: impl IntoIterator<Item = &'a [usize]>) -> Vec<(usize, usize)> {
+    // Everything before each launch, directly or not.
+    let mut before: Vec<Vec<bool>> = Vec::new();
+    let mut pairs = Vec::new();
+    for (launch, direct) in after.into_iter().enumerate() {
+        let mut all = vec![false; launch];
+        for &earlier in direct {
+            all[earlier] = true;
+            all.iter_mut().zip(&before[earlier]).for_each(|(all, &more)| *all |= more);
+        }
+        pairs.extend((0..launch).filter(|&earlier| !all[earlier]).map(|earlier| (earlier, launch)));
+        before.push(all);
+    }
+    pairs
 }
 
 /// Rotations of the cluster under which all skeletons are equal.

@@ -159,7 +159,8 @@ fn ctas_text(ctas: CtaCount) -> String {
     match ctas {
         CtaCount::FromSplit => "CTAs from the split".to_owned(),
         CtaCount::Fixed(ctas) => format!("{ctas} CTAs"),
-        CtaCount::AllSms => "all SMs that are left".to_owned(),
+        CtaCount::AllBut(0) => "all SMs that are left".to_owned(),
+        CtaCount::AllBut(spared) => format!("all SMs that are left but {spared}"),
     }
 }
 

@@ -6,7 +6,7 @@ mod small;
 use small::{cases, changed};
 use smallvec::smallvec;
 use std::collections::BTreeSet;
-use tilewire_kernels::check::{Finding, Problem, Severity, ShapeError, check, check_fatal};
+use tilewire_kernels::check::{Finding, Problem, Severity, ShapeError, check, check_fatal, check_residency};
 use tilewire_kernels::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, GatherEntry,
     Launch, Op, Place, Publish, Region, Role, Signal, Symmetry, TableSlice, TaskSource, Wait,
@@ -263,7 +263,7 @@ fn asymmetric_lists_are_followed_rank_by_rank() {
 }
 
 #[test]
-fn a_collective_that_one_rank_does_not_reach_never_runs() {
+fn a_collective_behind_a_wait_for_its_own_list_is_a_cycle() {
     let meet = || {
         Task::new(Op::Collective {
             kind: tilewire_kernels::schedule::CollectiveKind::AllReduce,
@@ -463,6 +463,60 @@ fn roles_and_launches_are_well_formed() {
     );
     assert_eq!(structure(&|s| s.launches[0].after = vec![0]), "launch main comes after launch 0, which is not earlier");
     assert_eq!(structure(&|s| s.launches[0].roles[1].lanes = 0), "main/intra_comm has no lanes");
+}
+
+#[test]
+fn ctas_that_run_together_find_an_sm_each() {
+    let split = RoleSplit { compute: 100, intra_comm: 20, inter_send: 10, inter_reduce: 2 };
+    let launch = |name: &str, after: &[usize], ctas| Launch {
+        name: name.into(),
+        after: after.to_vec(),
+        roles: vec![Role { ctas: CtaCount::Fixed(ctas), ..roles(&[Claim::Ticket]).remove(0) }],
+    };
+    let mut schedule = schedule((1, 1), &[Claim::Ticket; 4], vec![vec![], vec![], vec![], vec![]]);
+    assert_eq!(check_residency(&schedule, &split, 132), None);
+    let finding = check_residency(&schedule, &split, 78).expect("too many");
+    assert_eq!(finding.to_string(), "fatal: main need 132 resident CTAs, the GPU has 78 SMs; take away 54");
+    // A helper before it shares nothing with it, one beside it does; of a chain beside it only the widest counts.
+    schedule.launches.insert(0, launch("zero", &[], 16));
+    schedule.launches[1].after = vec![0];
+    assert_eq!(check_residency(&schedule, &split, 132), None);
+    schedule.launches.push(launch("beside", &[0], 3));
+    schedule.launches.push(launch("then", &[2], 8));
+    let finding = check_residency(&schedule, &split, 132).expect("too many");
+    let Problem::TooManyCtas { launches, have: 140, .. } = finding.problem else { panic!("{finding}") };
+    assert_eq!(launches, ["main", "then"]);
+}
+
+#[test]
+fn a_collective_that_a_rank_does_not_have_never_runs() {
+    let kind = tilewire_kernels::schedule::CollectiveKind::AllReduce;
+    let mut schedule = by_rank((1, 2), &[Claim::Ticket], move |rank| {
+        let meet = Task::new(Op::Collective { kind, src: row(X, 0), dst: row(Y, 0) });
+        vec![vec![if rank.gpu == 0 { vec![meet] } else { vec![] }]]
+    });
+    schedule.symmetry = Symmetry::NONE;
+    let problem = fatal(&schedule);
+    assert!(matches!(problem, Problem::NeverRuns { left: 1 }), "{problem}");
+}
+
+#[test]
+fn findings_serialise_with_their_values() {
+    let lists = vec![vec![raises(3), sync().wait(Wait::on(F, 3, 2))]];
+    let found = findings(&schedule((1, 1), &[Claim::Ticket], lists));
+    let json = serde_json::to_value(&found[0]).expect("plain data");
+    assert_eq!(json["severity"], "fatal");
+    assert_eq!(json["at"]["task"], 1);
+    assert_eq!(json["problem"]["unreachable"]["need"], 2);
+    let shape = schedule((1, 1), &[Claim::Ticket], vec![vec![raises(64)]]);
+    assert_eq!(serde_json::to_value(findings(&shape)).expect("plain data")[0]["problem"]["shape"]["slot"]["slot"], 64);
+}
+
+#[test]
+fn more_flags_than_indices_are_told() {
+    let mut schedule = schedule((1, 1), &[Claim::Ticket], vec![vec![]]);
+    schedule.flags[0].slots = u32::MAX;
+    assert!(matches!(fatal(&schedule), Problem::TooLarge { what: "flags", value } if value > u64::from(u32::MAX)));
 }
 
 #[test]

@@ -7,12 +7,14 @@
 use crate::SimError;
 use crate::engine::UNWATCHED;
 use crate::machine::{Machine, PeerPath};
-use crate::predict::{Config, Execution, Protocol};
+use crate::noise::Noise;
+use crate::predict::{Clock, Config, Execution, Protocol};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use tilewire_kernels::schedule::{
-    At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Task, WriteMode,
+    At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Role, Task, WriteMode,
+    side_by_side,
 };
 use tilewire_kernels::{Cluster, Offset, Rank, RoleKind, Schedule};
 
@@ -225,10 +227,12 @@ pub struct RoleC {
     pub first: u32,
     /// Number of tasks.
     pub tasks: u32,
-    /// Sum over tasks of the time at full speed, whole form.
+    /// Sum over tasks of the time that they hold their CTA at full speed, whole form.
     pub work_ps: u128,
     /// Start of a block, for one-task-per-block grids.
     pub block_ps: u64,
+    /// Its tasks are collectives: all CTAs work on each of them.
+    pub collective: bool,
 }
 
 /// A launch.
@@ -275,6 +279,8 @@ pub struct Compiled {
     pub programs: Vec<Program>,
     /// Launches, the same for all ranks.
     pub launches: Vec<LaunchC>,
+    /// Pairs of launches that may run side by side, the earlier one first.
+    pub side_by_side: Vec<(usize, usize)>,
     /// Cost records.
     pub costs: Vec<CostRecord>,
     /// Class templates.
@@ -293,6 +299,20 @@ pub struct Compiled {
     pub capacities: Vec<(u64, u64)>,
     /// Put arrivals count as satisfied from the start.
     pub stale_arrivals: bool,
+    /// Noise, when asked for.
+    pub noise: Option<Noise>,
+    /// Leaf switches, when they are oversubscribed and the cluster has more than one.
+    pub leaves: Option<Leaves>,
+}
+
+/// Leaf switches whose links to the spine carry less than those to the nodes. The network is rail-optimised: each rail
+/// has its own plane, so that a leaf has an uplink and a downlink per rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaves {
+    /// Nodes under one leaf.
+    pub nodes: u32,
+    /// Bytes/s of one rail's uplink, and of its downlink.
+    pub link: u64,
 }
 
 /// Timing constants in picoseconds.
@@ -332,6 +352,10 @@ pub struct Times {
     pub dependent: u64,
     /// Isolated launch.
     pub isolated: u64,
+    /// Cost of an iteration of a back-to-back loop.
+    pub iteration: u64,
+    /// Load until the clock is the sustained one.
+    pub cold: u64,
     /// SMs.
     pub sms: u32,
     /// Rails.
@@ -389,13 +413,13 @@ struct Where {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum CostKey {
     Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
-    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, first: bool, library: bool },
+    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
     Merge { bytes: u64 },
     Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
     Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
     Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
     Put,
-    Collective { kind: CollectiveKind, bytes: u64 },
+    Collective { kind: CollectiveKind, bytes: u64, ctas: u32 },
     Fill { dst: Where },
     Sync,
 }
@@ -427,6 +451,15 @@ fn spread(bytes: u64, work: u64) -> u64 {
     ((u128::from(bytes) * 1_000_000_000_000 + u128::from(work / 2)) / u128::from(work)) as u64
 }
 
+/// The section of a machine file that describes a main loop.
+const fn loop_name(main_loop: MainLoop) -> &'static str {
+    match main_loop {
+        MainLoop::WaitEachStep => "wait_each_step",
+        MainLoop::Pipelined => "pipelined",
+        MainLoop::Library => "library",
+    }
+}
+
 struct Compiler<'a> {
     machine: &'a Machine,
     cluster: Cluster,
@@ -440,6 +473,14 @@ struct Compiler<'a> {
     put_flow_of: FastMap<(u16, u16, u16, u64), Flow>,
 }
 
+fn add_demand(demands: &mut Vec<Demand>, at: Offset, kind: ResourceKind, rate: u64) {
+    match demands.iter_mut().find(|d| d.0 == at && d.1 == kind) {
+        Some(demand) => demand.2 += rate,
+        None if rate > 0 => demands.push((at, kind, rate)),
+        None => {}
+    }
+}
+
 /// Bytes by resource while a flow's demands are gathered.
 type Loads = SmallVec<[(Offset, ResourceKind, u64); 8]>;
 
@@ -449,18 +490,18 @@ impl Compiler<'_> {
     }
 
     fn class(&mut self, loads: &Loads, work: u64) -> u32 {
-        let mut demands: Vec<Demand> = Vec::with_capacity(loads.len());
+        let mut alone: Loads = Loads::new();
         for &(offset, kind, bytes) in loads {
-            let offset = self.fold(offset);
-            match demands.iter_mut().find(|d| d.0 == offset && d.1 == kind) {
-                Some(demand) => demand.2 += bytes,
-                None => demands.push((offset, kind, bytes)),
+            match alone.iter_mut().find(|d| d.0 == offset && d.1 == kind) {
+                Some(load) => load.2 += bytes,
+                None => alone.push((offset, kind, bytes)),
             }
         }
-        for demand in &mut demands {
-            demand.2 = spread(demand.2, work);
+        // Rounded before ranks are folded: one rank that stands for several takes exactly what they take.
+        let mut demands: Vec<Demand> = Vec::with_capacity(alone.len());
+        for &(offset, kind, bytes) in &alone {
+            add_demand(&mut demands, self.fold(offset), kind, spread(bytes, work));
         }
-        demands.retain(|d| d.2 > 0);
         demands.sort_unstable();
         self.class_with(demands)
     }
@@ -604,12 +645,7 @@ impl Compiler<'_> {
                 simple(Work::Put, forms)
             }
             CostKey::Gemm { tile, steps, misses, main_loop, drain, outs } => {
-                let name = match main_loop {
-                    MainLoop::WaitEachStep => "wait_each_step",
-                    MainLoop::Pipelined => "pipelined",
-                    MainLoop::Library => "library",
-                };
-                let gemm = &machine.gemm[name];
+                let gemm = &machine.gemm[loop_name(*main_loop)];
                 let [bm, bn, bk] = tile.map(u64::from);
                 let step = (2.0 * (bm * bn * bk) as f64 / gemm.sm_tflops.value).round() as u64;
                 let loop_ps = step * u64::from(*steps);
@@ -639,8 +675,8 @@ impl Compiler<'_> {
                     ],
                 }
             }
-            CostKey::Attention { tile, steps, head_dim, bytes, written, first: _, library } => {
-                let attention = if *library { &machine.library.attention } else { &machine.attention };
+            CostKey::Attention { tile, steps, head_dim, bytes, written, main_loop } => {
+                let attention = &machine.attention[loop_name(*main_loop)];
                 let flops = 4 * u64::from(tile[0]) * u64::from(tile[1]) * u64::from(*head_dim);
                 let step = (flops as f64 / attention.sm_tflops.value).round() as u64;
                 let fixed = ps_from_ns(attention.block_ns.value) + transfer(*written, rate(sm.copy_cta_gbs.value));
@@ -656,8 +692,7 @@ impl Compiler<'_> {
             CostKey::Merge { bytes } => {
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
-                let work = transfer(*bytes, rate(machine.attention.merge_cta_gbs.value))
-                    + ps_from_ns(sm.local_latency_ns.value);
+                let work = transfer(*bytes, rate(sm.merge_cta_gbs.value)) + ps_from_ns(sm.local_latency_ns.value);
                 let forms = self.one_flow(&loads, work);
                 simple(Work::Move, forms)
             }
@@ -750,7 +785,7 @@ impl Compiler<'_> {
                 let forms = self.one_flow(&loads, ps_from_ns(work));
                 simple(Work::Move, forms)
             }
-            CostKey::Collective { kind, bytes } => {
+            CostKey::Collective { kind, bytes, ctas } => {
                 let library = &machine.library;
                 let ranks = self.cluster.ranks() as f64;
                 let share = (ranks - 1.0) / ranks;
@@ -761,8 +796,13 @@ impl Compiler<'_> {
                     CollectiveKind::AllReduce => (&library.all_reduce, 2.0 * share),
                     CollectiveKind::AllToAll => (&library.all_to_all, share),
                 };
-                let ps = collective.latency_us.value * 1e6
-                    + *bytes as f64 * wire / (collective.bus_gbs.value * 1e9) * PS_PER_S;
+                // Every CTA drives its share of the channels.
+                let driven = (f64::from(*ctas) / collective.sms.value).min(1.0);
+                let wire = *bytes as f64 * wire;
+                let fill_wire = collective.fill_wire_mib.value * 1_048_576.0;
+                let filled = if wire < fill_wire { wire / fill_wire } else { 1.0 };
+                let ps = (collective.latency_us.value + collective.fill_us.value * filled) * 1e6
+                    + wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
                 let mut forms = nothing;
                 for form in &mut forms {
                     form.fixed = ps.round() as u64;
@@ -810,10 +850,7 @@ impl Compiler<'_> {
                 (Offset::ME, ResourceKind::PcieOut),
                 (target, ResourceKind::PcieIn),
             ] {
-                match demands.iter_mut().find(|d| d.0 == at && d.1 == kind) {
-                    Some(demand) => demand.2 += moved,
-                    None => demands.push((at, kind, moved)),
-                }
+                add_demand(&mut demands, at, kind, moved);
             }
         }
         demands.sort_unstable();
@@ -947,6 +984,7 @@ impl Compiled {
             ranks,
             program_of,
             programs,
+            side_by_side: side_by_side(schedule.launches.iter().map(|launch| launch.after.as_slice())),
             launches,
             costs: compiler.costs,
             classes: compiler.classes,
@@ -955,9 +993,34 @@ impl Compiled {
             dropped,
             raisers,
             times: Times::new(machine),
-            capacities: capacities(machine),
+            capacities: capacities(machine, config.clock),
             stale_arrivals,
+            noise: config.noise_seed.map(|seed| Noise {
+                seed,
+                network_sigma: machine.noise.network_sigma.value,
+                flag_sigma: machine.noise.flag_sigma.value,
+                clock_sigma: machine.noise.clock_sigma.value,
+                late_ps: ps_from_us(machine.noise.late_rank_us.value),
+            }),
+            leaves: leafy.then(|| {
+                let nodes = machine.network.nodes_per_leaf.value;
+                // A GPU that stands for all of its node brings its own share of the links.
+                let rails = nodes * f64::from(folded.gpus_per_node);
+                let link = rails * machine.nic.rail_gbs.value / machine.network.oversubscription.value;
+                Leaves { nodes: nodes as u32, link: rate(link) }
+            }),
         })
+    }
+
+    /// What a class takes from the links of its leaves: node offset, rail, bytes/s.
+    pub fn leaf_demand(&self, class: &[Demand]) -> Option<(u16, u8, u64)> {
+        let (to, rail) = class.iter().find_map(|d| match d.1 {
+            ResourceKind::NicIn(rail) if d.0.dn != 0 => Some((d.0, rail)),
+            _ => None,
+        })?;
+        // The NIC is held for the message's own cost too; what travels are its bytes, as over PCIe.
+        let moved = class.iter().find(|d| d.0 == to && d.1 == ResourceKind::PcieIn)?;
+        Some((to.dn, rail, moved.2))
     }
 
     /// The family that a flag belongs to.
@@ -988,15 +1051,18 @@ fn compile_rank(
                 window: (compiler.machine.gpu.l2_window_mib.value * 1_048_576.0) as u64,
                 wave: compiler.machine.gpu.sms.value as u32,
             };
-            let mut work_ps = 0_u128;
+            let (mut work_ps, mut collective) = (0_u128, false);
             let flag = |f: tilewire_kernels::schedule::Flag| family_base[usize::from(f.family.0)] + f.slot;
             schedule.for_each_task(rank, l, r, |task| {
-                let key = cost_key(&task, &table, role.lanes, &mut panels);
+                let key = cost_key(&task, &table, role, &mut panels);
                 let cost = compiler.cost(key);
                 let record = compiler.costs[usize::from(cost)];
                 let form = record.forms[0];
                 let alone = form.fixed + form.step * u64::from(record.steps) + form.out.work;
-                work_ps += u128::from(alone);
+                // A store that overlaps the next tile holds its CTA for no time of its own.
+                let overlapped = record.work == Work::Tile && record.drain == Drain::Overlap;
+                work_ps += u128::from(if overlapped { alone - form.out.work } else { alone });
+                collective |= record.work == Work::Collective;
                 program.longest_ps = program.longest_ps.max(alone);
                 for (class, work) in
                     [(form.main, form.fixed + form.step * u64::from(record.steps)), (form.out.class, form.out.work)]
@@ -1075,7 +1141,7 @@ fn compile_rank(
                     put,
                 });
             });
-            let one_per_block = role.ctas == CtaCount::AllSms && role.claim == Claim::Ticket;
+            let one_per_block = role.ctas.spared().is_some() && role.claim == Claim::Ticket;
             program.roles.push(RoleC {
                 kind: role.kind,
                 ctas: role.ctas,
@@ -1086,6 +1152,7 @@ fn compile_rank(
                 first,
                 tasks: program.tasks.len() as u32 - first,
                 work_ps,
+                collective,
                 block_ps: if one_per_block { ps_from_ns(compiler.machine.launch.block_ns.value) } else { 0 },
             });
         }
@@ -1108,7 +1175,7 @@ fn add_totals(totals: &mut HashMap<ResourceKind, u128>, compiler: &Compiler<'_>,
 fn cost_key(
     task: &Task,
     table: &[Option<tilewire_kernels::schedule::GatherEntry>],
-    lanes: u32,
+    role: &Role,
     panels: &mut Panels,
 ) -> CostKey {
     let place = |p: &tilewire_kernels::schedule::Place| Where { at: p.at, bytes: p.region.bytes(), add: false };
@@ -1119,7 +1186,7 @@ fn cost_key(
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
             CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
         }
-        Op::AttentionTile { q, k, v, state, out, first, last, tile, .. } => {
+        Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
             let misses = panels.miss(k.buffer.0, k.offset, k.bytes()) + panels.miss(v.buffer.0, v.offset, v.bytes());
             panels.tile += 1;
             let state_bytes = state.map_or(0, |s| s.bytes());
@@ -1131,8 +1198,7 @@ fn cost_key(
                 head_dim: q.row_bytes / 2,
                 bytes: misses + read + written,
                 written: written + read - q.bytes(),
-                first: *first,
-                library: false,
+                main_loop: *main_loop,
             }
         }
         Op::AttentionMerge { parts, out } => {
@@ -1145,7 +1211,7 @@ fn cost_key(
             engine: *engine,
             in_flight: *in_flight_bytes,
             overlap: *load_store_overlap,
-            lanes,
+            lanes: role.lanes,
         },
         Op::GatherRows { table: slice, dst, in_flight_rows, load_store_overlap, .. } => {
             let entries = &table[slice.start as usize..(slice.start + slice.len) as usize];
@@ -1164,10 +1230,17 @@ fn cost_key(
             inputs: inputs.iter().map(place).collect(),
             outputs: outputs.iter().map(place).collect(),
             in_flight: *in_flight_bytes,
-            lanes,
+            lanes: role.lanes,
         },
         Op::Put { .. } => CostKey::Put,
-        Op::Collective { kind, src, dst } => CostKey::Collective { kind: *kind, bytes: src.bytes().max(dst.bytes()) },
+        Op::Collective { kind, src, dst } => CostKey::Collective {
+            kind: *kind,
+            bytes: src.bytes().max(dst.bytes()),
+            ctas: match role.ctas {
+                CtaCount::Fixed(ctas) => ctas,
+                CtaCount::FromSplit | CtaCount::AllBut(_) => u32::MAX,
+            },
+        },
         Op::Fill { dst } => CostKey::Fill { dst: place(dst) },
         Op::Sync => CostKey::Sync,
     }
@@ -1217,15 +1290,18 @@ fn set_countdowns(programs: &mut [Program], schedule: &Schedule, representatives
     }
 }
 
-fn capacities(machine: &Machine) -> Vec<(u64, u64)> {
+fn capacities(machine: &Machine, clock: Clock) -> Vec<(u64, u64)> {
     let rails = machine.nic.rails.value as u32;
     let mut capacities = vec![(0, 0); ResourceKind::count(rails) as usize];
     let mut set = |kind: ResourceKind, value| capacities[kind.index(rails) as usize] = value;
     set(ResourceKind::Hbm, (rate(machine.gpu.hbm_gbs.value), 0));
     let power = |tflops: f64| (tflops * 1e12).round() as u64;
     let gpu = &machine.gpu;
-    let budget = power(gpu.droop_knee_tflops.value + gpu.droop_static_tflops.value);
-    set(ResourceKind::Chip, (budget, power(gpu.droop_static_tflops.value)));
+    let (knee, fixed) = match clock {
+        Clock::Sustained => (&gpu.droop_knee_tflops, &gpu.droop_static_tflops),
+        Clock::Cold => (&gpu.cold_knee_tflops, &gpu.cold_static_tflops),
+    };
+    set(ResourceKind::Chip, (power(knee.value + fixed.value), power(fixed.value)));
     set(ResourceKind::Egress, (rate(machine.nvlink.egress_gbs.value), 0));
     set(ResourceKind::Ingress, (rate(machine.nvlink.ingress_gbs.value), 0));
     set(ResourceKind::PcieOut, (rate(machine.nic.pcie_gbs.value), 0));
@@ -1258,6 +1334,8 @@ impl Times {
             launch: ps_from_us(launch.command_us.value),
             dependent: ps_from_us(launch.dependent_us.value),
             isolated: ps_from_us(launch.isolated_us.value),
+            iteration: ps_from_us(launch.iteration_us.value),
+            cold: ps_from_us(machine.gpu.cold_ms.value * 1e3),
             sms: machine.gpu.sms.value as u32,
             rails: machine.nic.rails.value as u32,
         }

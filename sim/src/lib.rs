@@ -11,13 +11,14 @@
 pub mod compile;
 pub mod engine;
 pub mod machine;
+pub mod noise;
 pub mod predict;
 pub mod share;
 pub mod tree;
 pub mod tune;
 
 pub use machine::Machine;
-pub use predict::{Config, Execution, Prediction, Protocol, Simulation, predict};
+pub use predict::{Clock, Config, Execution, Prediction, Protocol, Simulation, predict};
 
 use std::fmt;
 use tilewire_kernels::{Rank, RoleKind, RoleSplit};
@@ -64,6 +65,21 @@ pub enum SimError {
         /// Launch.
         launch: String,
         /// CTAs asked for.
+        need: u64,
+        /// SMs.
+        have: u64,
+    },
+    /// Launches that may run side by side do not fit the GPU together.
+    #[error(
+        "launches \"{first}\" and \"{second}\" may run side by side and need {need} SMs together, the machine has \
+         {have}; give them fewer CTAs, or order one after the other"
+    )]
+    NoRoomBeside {
+        /// The earlier one.
+        first: String,
+        /// The later one.
+        second: String,
+        /// CTAs of both.
         need: u64,
         /// SMs.
         have: u64,

@@ -86,6 +86,12 @@ section! {
         /// Power that does not depend on the matrix work, as matrix throughput of the same power at full clock. Above
         /// the knee all SMs slow down to `(knee + static) / (static + demand)` of their full speed.
         droop_static_tflops,
+        /// As `droop_knee_tflops`, for the first tens of milliseconds after the card was idle.
+        cold_knee_tflops,
+        /// As `droop_static_tflops`, for the first tens of milliseconds after the card was idle.
+        cold_static_tflops,
+        /// Load until the power limit takes hold of a card that was idle.
+        cold_ms,
     }
 }
 
@@ -112,8 +118,6 @@ section! {
         sm_tflops,
         /// Q load, first KV load, and the epilogue of a block.
         block_ns,
-        /// Throughput of a CTA that merges partial results, bytes read and written.
-        merge_cta_gbs,
     }
 }
 
@@ -132,6 +136,8 @@ section! {
         add_cta_gbs,
         /// Sum of one CTA, bytes read and written together.
         reduce_cta_gbs,
+        /// Merge of partial attention results of one CTA, bytes read and written together.
+        merge_cta_gbs,
         /// Row gather of one CTA with loads and stores overlapped.
         gather_cta_gbs,
         /// Latency of an in-switch reduction (NVLS).
@@ -234,6 +240,8 @@ section! {
         block_ns,
         /// Skew between ranks, host synchronisation and event records of one isolated, timed launch.
         isolated_us,
+        /// What one iteration of a published back-to-back loop costs beside its kernels.
+        iteration_us,
     }
 }
 
@@ -252,10 +260,18 @@ section! {
 }
 
 section! {
-    /// A library collective: `latency + wire bytes / bandwidth`, wire bytes as in the usual bus bandwidth.
+    /// A library collective: `latency + fill * min(1, wire / fill_wire) + wire / bus`, wire bytes as in the usual bus
+    /// bandwidth.
+    ///
+    /// A collective is a pipeline over its steps. Its pieces grow with the message until they are as large as the
+    /// library's buffers; the time to fill the pipeline grows with the pieces, then stays.
     Collective {
-        /// Fixed time.
+        /// Time of the smallest message.
         latency_us,
+        /// Time to fill the pipeline with the largest pieces.
+        fill_us,
+        /// Wire bytes of a rank from which on pieces are as large as they get.
+        fill_wire_mib,
         /// Bandwidth of the slowest link on the path, per rank.
         bus_gbs,
         /// SMs that the library takes while it runs.
@@ -275,8 +291,6 @@ pub struct Library {
     pub all_reduce: Collective,
     /// All-to-all.
     pub all_to_all: Collective,
-    /// Library attention kernel (FlashAttention-2).
-    pub attention: Attention,
 }
 
 /// A machine: GPUs, their node, and the network between nodes.
@@ -295,8 +309,8 @@ pub struct Machine {
     pub gpu: Gpu,
     /// GEMM tiles by main loop: `wait_each_step`, `pipelined`, `library`.
     pub gemm: BTreeMap<String, Gemm>,
-    /// Attention tiles.
-    pub attention: Attention,
+    /// Attention tiles by main loop, as `gemm`.
+    pub attention: BTreeMap<String, Attention>,
     /// Data movement by SMs.
     pub sm: Sm,
     /// NVLink.
@@ -371,8 +385,13 @@ impl Machine {
         let machine: Self = toml::from_str(text)
             .map_err(|e| MachineError::Parse { file: file.to_owned(), message: e.to_string().trim().to_owned() })?;
         for loops in ["wait_each_step", "pipelined", "library"] {
-            if !machine.gemm.contains_key(loops) {
-                let message = format!("missing section [gemm.{loops}]");
+            let missing = if machine.gemm.contains_key(loops) {
+                (!machine.attention.contains_key(loops)).then_some("attention")
+            } else {
+                Some("gemm")
+            };
+            if let Some(kind) = missing {
+                let message = format!("missing section [{kind}.{loops}]");
                 return Err(MachineError::Parse { file: file.to_owned(), message });
             }
         }
@@ -425,9 +444,11 @@ impl Machine {
         for (name, gemm) in &self.gemm {
             sections.push((format!("gemm.{name}"), gemm));
         }
+        for (name, attention) in &self.attention {
+            sections.push((format!("attention.{name}"), attention));
+        }
         sections.extend([
-            ("attention".into(), &self.attention as &dyn Section),
-            ("sm".into(), &self.sm),
+            ("sm".into(), &self.sm as &dyn Section),
             ("nvlink".into(), &self.nvlink),
             ("flags".into(), &self.flags),
             ("proxy".into(), &self.proxy),
@@ -439,7 +460,6 @@ impl Machine {
             ("library.reduce_scatter".into(), &self.library.reduce_scatter),
             ("library.all_reduce".into(), &self.library.all_reduce),
             ("library.all_to_all".into(), &self.library.all_to_all),
-            ("library.attention".into(), &self.library.attention),
         ]);
         sections
     }
@@ -451,7 +471,6 @@ impl Machine {
         let Some((prefix, field)) = name.rsplit_once('.') else { return false };
         let section: &mut dyn Section = match prefix {
             "gpu" => &mut self.gpu,
-            "attention" => &mut self.attention,
             "sm" => &mut self.sm,
             "nvlink" => &mut self.nvlink,
             "flags" => &mut self.flags,
@@ -464,11 +483,18 @@ impl Machine {
             "library.reduce_scatter" => &mut self.library.reduce_scatter,
             "library.all_reduce" => &mut self.library.all_reduce,
             "library.all_to_all" => &mut self.library.all_to_all,
-            "library.attention" => &mut self.library.attention,
-            _ => match prefix.strip_prefix("gemm.").and_then(|name| self.gemm.get_mut(name)) {
-                Some(gemm) => gemm,
-                None => return false,
-            },
+            _ => {
+                let (kind, name) = prefix.split_once('.').unwrap_or((prefix, ""));
+                let section = match kind {
+                    "gemm" => self.gemm.get_mut(name).map(|s| s as &mut dyn Section),
+                    "attention" => self.attention.get_mut(name).map(|s| s as &mut dyn Section),
+                    _ => None,
+                };
+                match section {
+                    Some(section) => section,
+                    None => return false,
+                }
+            }
         };
         for (name, param) in section.params_mut() {
             if name == field {

@@ -33,7 +33,19 @@ pub enum Protocol {
         stale_arrivals: bool,
         /// Launches are timed one by one, so that skew and synchronisation of an isolated launch count.
         isolated: bool,
+        /// Launches of the loop, warm-up included: how long the card is under load.
+        launches: u32,
     },
+}
+
+/// How warm the card is, and so how much the power limit slows the clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Clock {
+    /// Under lasting load, as in training.
+    #[default]
+    Sustained,
+    /// In the first tens of milliseconds after idling, as in a short benchmark.
+    Cold,
 }
 
 /// How one prediction is made.
@@ -43,6 +55,8 @@ pub struct Config {
     pub execution: Execution,
     /// Benchmark protocol.
     pub protocol: Protocol,
+    /// How warm the card is.
+    pub clock: Clock,
     /// Seed of the noise; no noise without one.
     pub noise_seed: Option<u64>,
     /// Keep the timeline of every task.
@@ -160,7 +174,7 @@ pub struct Simulation {
     compiled: Compiled,
     families: Vec<String>,
     useful_flops: u64,
-    isolated: bool,
+    protocol: Protocol,
     nodes: f64,
 }
 
@@ -174,7 +188,7 @@ impl Simulation {
             compiled: Compiled::new(schedule, machine, config)?,
             families: schedule.flags.iter().map(|f| f.name.clone()).collect(),
             useful_flops: schedule.useful_flops,
-            isolated: matches!(config.protocol, Protocol::Published { isolated: true, .. }),
+            protocol: config.protocol,
             nodes: f64::from(schedule.cluster.nodes),
         })
     }
@@ -197,12 +211,29 @@ impl Simulation {
     /// # Errors
     /// As [`Simulation::run`].
     pub fn time_ps(&self, split: &RoleSplit) -> Result<u64, SimError> {
-        Ok(self.run(split, Form::Whole, false)?.end + self.protocol_ps())
+        Ok(self.timed(self.run(split, Form::Whole, false)?.end))
     }
 
-    /// What the protocol adds to every run, ps.
-    pub(crate) fn protocol_ps(&self) -> u64 {
-        if self.isolated { self.compiled.times.isolated } else { 0 }
+    /// What the benchmark's clock shows for a run that takes `ps`.
+    ///
+    /// An isolated launch pays for skew and synchronisation, a launch of a back-to-back loop for what the host does
+    /// between two of them.
+    pub(crate) fn timed(&self, ps: u64) -> u64 {
+        match self.protocol {
+            Protocol::Published { isolated: true, .. } => ps + self.compiled.times.isolated,
+            Protocol::Published { stale_arrivals: true, .. } => ps + self.compiled.times.iteration,
+            Protocol::Fair | Protocol::Published { .. } => ps,
+        }
+    }
+
+    /// Whether a loop of the protocol's launches of this length ends before the power limit slows the card down.
+    pub fn stays_cold(&self, ps: u64) -> bool {
+        match self.protocol {
+            Protocol::Fair => false,
+            // The host waits between isolated launches; each one finds an idle card.
+            Protocol::Published { isolated: true, .. } => ps < self.compiled.times.cold,
+            Protocol::Published { launches, .. } => ps.saturating_mul(u64::from(launches)) < self.compiled.times.cold,
+        }
     }
 
     /// Runs one split and its reduced forms.
@@ -211,13 +242,13 @@ impl Simulation {
     /// As [`Simulation::run`].
     pub fn predict(&self, split: &RoleSplit) -> Result<Prediction, SimError> {
         let whole = self.run(split, Form::Whole, false)?;
-        let compute = self.run(split, Form::ComputeOnly, false)?.end + self.protocol_ps();
-        let comm = self.run(split, Form::CommOnly, false)?.end + self.protocol_ps();
+        let compute = self.timed(self.run(split, Form::ComputeOnly, false)?.end);
+        let comm = self.timed(self.run(split, Form::CommOnly, false)?.end);
         Ok(self.report(split, &whole, compute, comm))
     }
 
     fn report(&self, split: &RoleSplit, whole: &Run, compute: u64, comm: u64) -> Prediction {
-        let time = whole.end + self.protocol_ps();
+        let time = self.timed(whole.end);
         let slowest = (0..whole.rank_ends.len()).max_by_key(|&r| (whole.rank_ends[r], Reverse(r))).unwrap_or(0);
         let overlap = (compute as f64 + comm as f64 - time as f64) / compute.min(comm).max(1) as f64;
         let (bound_by, bound_us) = self.bound(split, whole);

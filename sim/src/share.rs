@@ -13,10 +13,9 @@
 //! bits, rounded down; `v` has the same 32 bits and is never rounded. A flow therefore ends at a time that does not
 //! depend on how often rates were looked at, and no resource ever carries more than its capacity.
 //!
-//! **Laziness.** Resources whose demand fits their capacity never bind, and flows that cross none that binds run at
-//! full speed. Only the connected component of binding resources around a change is solved again.
-
-use std::collections::VecDeque;
+//! **Laziness.** Flows come and go during a round of events; only the change that is left at its end counts, once per
+//! class. Resources whose demand fits their capacity never bind, and flows that cross none that binds run at full speed.
+//! Only the connected component of binding resources around a change is solved again.
 
 /// `theta` of a flow that nobody holds back.
 pub const FULL_SPEED: u64 = 1 << 32;
@@ -24,123 +23,283 @@ pub const FULL_SPEED: u64 = 1 << 32;
 /// "Never".
 pub const NEVER: u64 = u64::MAX;
 
-/// A flow that ended: what the caller attached when it began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tag {
-    /// First word.
-    pub a: u32,
-    /// Second word.
-    pub b: u32,
-}
-
+/// A flow of a class, in 16 bytes.
 #[derive(Clone, Copy)]
 struct Member {
-    /// Value of the class clock at which the flow ends.
-    ends: u128,
-    tag: Tag,
+    /// Value of the class clock at which the flow ends, low and high words.
+    low: u64,
+    high: u32,
+    /// What the caller attached.
+    tag: u32,
 }
 
+impl Member {
+    const fn ends(&self) -> u128 {
+        (self.high as u128) << 64 | self.low as u128
+    }
+}
+
+/// The clock of a class and its flows; one cache line.
 struct Class {
     v: u128,
     /// Time at which `v` holds.
     since: u64,
     theta: u64,
-    members: VecDeque<Member>,
-    /// Range in `Sharing::demands`.
-    demands: (u32, u32),
+    /// Members by the value of the clock at which they end.
+    list: Vec<Member>,
+    /// Those before have ended.
+    head: u32,
+    /// Had no members at the last solution: whatever the clock shows does not matter.
+    idle: bool,
+    touched: bool,
+}
+
+impl Class {
+    const NEW: Self = Self { v: 0, since: 0, theta: FULL_SPEED, list: Vec::new(), head: 0, idle: true, touched: false };
+
+    fn clock(&self, now: u64) -> u128 {
+        self.v + u128::from(now - self.since) * u128::from(self.theta)
+    }
+
+    fn members(&self) -> u32 {
+        self.list.len() as u32 - self.head
+    }
+
+    #[inline]
+    fn insert(&mut self, member: Member) {
+        if self.list.last().is_some_and(|last| last.ends() > member.ends()) {
+            self.insert_before_last(member);
+        } else {
+            self.list.push(member);
+        }
+    }
+
+    /// Rare: most flows of a class have the same work. Kept out of line so that the other case stays short.
+    #[cold]
+    #[inline(never)]
+    fn insert_before_last(&mut self, member: Member) {
+        let head = self.head as usize;
+        let at = head + self.list[head..].partition_point(|m| m.ends() <= member.ends());
+        self.list.insert(at, member);
+    }
+
+    /// Drops the members that have ended by `now` and appends their tags.
+    fn finish(&mut self, now: u64, ended: &mut Vec<u32>) {
+        let v = self.clock(now);
+        let head = self.head as usize;
+        let live = &self.list[head..];
+        let count = live.iter().position(|m| m.ends() > v).unwrap_or(live.len());
+        ended.extend(live[..count].iter().map(|m| m.tag));
+        let head = head + count;
+        if head == self.list.len() {
+            self.list.clear();
+            self.head = 0;
+        } else if head >= 32 && 2 * head >= self.list.len() {
+            // Give back the room of those that ended; a member is moved at most once for each one that went.
+            self.list.drain(..head);
+            self.head = 0;
+        } else {
+            self.head = head as u32;
+        }
+    }
+
+    /// When the first member ends at the present speed.
+    fn next_end(&self, now: u64) -> u64 {
+        let Some(first) = self.list.get(self.head as usize) else { return NEVER };
+        let left = first.ends().saturating_sub(self.clock(now));
+        let wait = if self.theta == FULL_SPEED {
+            left.div_ceil(1 << 32)
+        } else if self.theta == 0 {
+            return NEVER;
+        } else if let Ok(left) = u64::try_from(left) {
+            u128::from(left.div_ceil(self.theta))
+        } else {
+            left.div_ceil(u128::from(self.theta))
+        };
+        u64::try_from(u128::from(now) + wait).unwrap_or(NEVER)
+    }
+}
+
+/// What a solution needs to know of a class.
+#[derive(Clone, Copy)]
+struct Crossing {
+    /// First of its resources in `Sharing::crossed`.
+    resources: u32,
+    /// First of its demands in `Sharing::rates`.
+    rates: u32,
+    len: u32,
+    /// Which of its resources are marked hot, a bit each; the last bit stands for all from there on.
+    hot: u64,
+    /// Members that the demand of the resources counts: those at the last solution.
+    counted: u32,
+    /// What the caller wants to be told when the next end moves.
+    owner: u32,
     visited: u32,
-    frozen: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Resource {
     capacity: u64,
-    /// Demand that is always there.
+    /// Demand that is always there; it slows down with the flows.
     base: u64,
-    /// Sum of the demands of all flows at full speed.
+    /// Base and the demands of all counted flows at full speed.
     demand: u64,
-    /// Demand above capacity at the last solution.
-    was_hot: bool,
-    dirty: bool,
     visited: u32,
-    /// While solving: capacity not yet given away (32 fractional bits), demand of flows not yet frozen.
+    /// Its place in the component that is solved.
+    place: u32,
+    /// Demand above capacity, now or at the last solution.
+    hot: bool,
+    dirty: bool,
+}
+
+/// The last bit of [`Crossing::hot`].
+const REST: usize = u64::BITS as usize - 1;
+
+/// A resource while its component is solved.
+#[derive(Clone, Copy)]
+struct Remainder {
+    /// Capacity not yet given away, 32 fractional bits.
     left: u128,
+    /// Base and the demand of flows not yet frozen.
     open: u64,
+    base: u64,
+    resource: u32,
+    /// What [`Remainder::find_level`] found last.
+    level: u64,
+}
+
+impl Remainder {
+    fn of(r: u32, resource: &Resource) -> Self {
+        let left = u128::from(resource.capacity) << 32;
+        Self { left, open: resource.demand, base: resource.base, resource: r, level: NEVER }
+    }
+
+    /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
+    fn find_level(&self) -> u64 {
+        let high = (self.left >> 32) as u64;
+        if high >= self.open {
+            return FULL_SPEED;
+        }
+        // The quotient is below 2^32: a double is off by less than one, and one exact product tells which way. A
+        // library division of 128-bit numbers would cost more than all the rest of a solution.
+        let estimate = (high as i64 as f64 * 4_294_967_296.0 + self.left as u32 as f64) / self.open as i64 as f64;
+        let mut level = estimate as i64 as u64;
+        if u128::from(level) * u128::from(self.open) > self.left {
+            level -= 1;
+        } else if u128::from(level + 1) * u128::from(self.open) <= self.left {
+            level += 1;
+        }
+        level
+    }
+}
+
+/// A class while its component is solved.
+#[derive(Clone, Copy)]
+struct Piece {
+    class: u32,
+    members: u32,
+    /// Its binding resources in `Sharing::links`.
+    links: (u32, u32),
+    /// Level at which it was frozen, [`NEVER`] until then. Levels rise from one round to the next.
+    level: u64,
+}
+
+/// A binding resource of a class while its component is solved.
+#[derive(Clone, Copy)]
+struct Link {
+    rate: u64,
+    /// Place in the component.
+    place: u32,
 }
 
 /// The state of all flows and resources of a simulation.
+#[derive(Default)]
 pub struct Sharing {
-    resources: Vec<Resource>,
-    /// Classes that can cross each resource.
-    crossing: Vec<Vec<u32>>,
     classes: Vec<Class>,
-    /// (resource, bytes/s at full speed), grouped by class.
-    demands: Vec<(u32, u64)>,
     /// When the first member of each class ends; [`NEVER`] when empty.
     due: Vec<u64>,
+    crossings: Vec<Crossing>,
+    /// Resources crossed, class by class.
+    crossed: Vec<u32>,
+    /// Demands in bytes/s at full speed; classes of equal demands share a range.
+    rates: Vec<u64>,
+    resources: Vec<Resource>,
+    /// Classes that can cross each resource and where it stands among theirs, resource by resource; made when all
+    /// classes are known.
+    crossing: Vec<(u32, u32)>,
+    /// Where each resource's classes begin; one more at the end.
+    crossing_of: Vec<u32>,
     dirty: Vec<u32>,
     /// Classes whose membership or speed changed since the last solution.
     touched: Vec<u32>,
-    is_touched: Vec<bool>,
     visit: u32,
-    component_classes: Vec<u32>,
-    component_resources: Vec<u32>,
+    component: Vec<Remainder>,
+    pieces: Vec<Piece>,
+    links: Vec<Link>,
 }
 
 impl Sharing {
-    /// No classes; the resources' capacities and their base demands, in bytes/s.
-    ///
-    /// A base demand is always there and slows down with the flows; alone it must fit its capacity.
-    pub fn new(capacities: &[(u64, u64)]) -> Self {
-        Self {
-            resources: capacities
-                .iter()
-                .map(|&(capacity, base)| Resource {
-                    capacity,
-                    base,
-                    demand: base,
-                    was_hot: false,
-                    dirty: false,
-                    visited: 0,
-                    left: 0,
-                    open: 0,
-                })
-                .collect(),
-            crossing: vec![Vec::new(); capacities.len()],
-            classes: Vec::new(),
-            demands: Vec::new(),
-            due: Vec::new(),
-            dirty: Vec::new(),
-            touched: Vec::new(),
-            is_touched: Vec::new(),
-            visit: 0,
-            component_classes: Vec::new(),
-            component_resources: Vec::new(),
-        }
+    /// No classes; capacities and base demands in bytes/s. A base demand is always there and slows down with the flows;
+    /// alone it must fit its capacity.
+    pub fn new(capacities: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let fresh = |(capacity, base)| Resource {
+            capacity,
+            base,
+            demand: base,
+            visited: 0,
+            place: 0,
+            hot: false,
+            dirty: false,
+        };
+        Self { resources: capacities.into_iter().map(fresh).collect(), ..Self::default() }
     }
 
-    /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once).
-    pub fn add_class(&mut self, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
+    /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once). `owner` is
+    /// what [`Sharing::solve`] names when the class's next end moves.
+    pub fn add_class(&mut self, owner: u32, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
         let id = self.classes.len() as u32;
-        let start = self.demands.len() as u32;
-        for (resource, rate) in demands {
-            if rate > 0 {
-                self.demands.push((resource, rate));
-                self.crossing[resource as usize].push(id);
-            }
+        let (resources, rates) = (self.crossed.len(), self.rates.len());
+        for (resource, rate) in demands.into_iter().filter(|&(_, rate)| rate > 0) {
+            self.crossed.push(resource);
+            self.rates.push(rate);
         }
-        self.classes.push(Class {
-            v: 0,
-            since: 0,
-            theta: FULL_SPEED,
-            members: VecDeque::new(),
-            demands: (start, self.demands.len() as u32),
+        let len = self.rates.len() - rates;
+        // Ranks repeat the same few patterns of demands, and short tables stay in cache.
+        let known = self.rates[..rates].windows(len.max(1)).position(|w| w == &self.rates[rates..]);
+        if known.is_some() {
+            self.rates.truncate(rates);
+        }
+        self.crossings.push(Crossing {
+            resources: resources as u32,
+            rates: known.unwrap_or(rates) as u32,
+            len: len as u32,
+            hot: 0,
+            counted: 0,
+            owner,
             visited: 0,
-            frozen: false,
         });
+        self.classes.push(Class::NEW);
         self.due.push(NEVER);
-        self.is_touched.push(false);
+        self.crossing_of.clear();
         id
+    }
+
+    /// Removes all flows; classes and resources stay.
+    pub fn reset(&mut self) {
+        for resource in &mut self.resources {
+            *resource = Resource { demand: resource.base, visited: 0, hot: false, dirty: false, ..*resource };
+        }
+        for class in &mut self.classes {
+            class.list.clear();
+            *class = Class { list: std::mem::take(&mut class.list), ..Class::NEW };
+        }
+        for crossing in &mut self.crossings {
+            (crossing.counted, crossing.visited, crossing.hot) = (0, 0, 0);
+        }
+        self.due.fill(NEVER);
+        self.dirty.clear();
+        self.touched.clear();
+        self.visit = 0;
     }
 
     /// When the first flow of each class ends, at present rates.
@@ -150,7 +309,7 @@ impl Sharing {
 
     /// Flows in a class.
     pub fn active(&self, class: u32) -> usize {
-        self.classes[class as usize].members.len()
+        self.classes[class as usize].members() as usize
     }
 
     /// Present speed of a class, 32 fractional bits.
@@ -160,224 +319,271 @@ impl Sharing {
 
     /// Bytes/s that a resource carries now.
     pub fn carried(&self, resource: u32) -> u64 {
-        let sum: u128 = self.crossing[resource as usize]
-            .iter()
-            .map(|&c| {
-                let class = &self.classes[c as usize];
-                let rate = self.class_demands(class).iter().find(|d| d.0 == resource).map_or(0, |d| d.1);
-                class.members.len() as u128 * u128::from(rate) * u128::from(class.theta)
-            })
-            .sum();
+        let mut sum = 0_u128;
+        for (class, crossing) in self.classes.iter().zip(&self.crossings) {
+            if let Some((_, rate)) = self.demands(crossing).find(|d| d.0 == resource) {
+                sum += u128::from(class.members()) * u128::from(rate) * u128::from(class.theta);
+            }
+        }
         (sum >> 32) as u64
     }
 
-    fn class_demands(&self, class: &Class) -> &[(u32, u64)] {
-        &self.demands[class.demands.0 as usize..class.demands.1 as usize]
+    fn demands(&self, crossing: &Crossing) -> impl Iterator<Item = (u32, u64)> {
+        let (resources, rates) = (crossing.resources as usize, crossing.rates as usize);
+        let len = crossing.len as usize;
+        self.crossed[resources..resources + len].iter().copied().zip(self.rates[rates..rates + len].iter().copied())
     }
 
-    fn touch(&mut self, class: u32) {
-        if !self.is_touched[class as usize] {
-            self.is_touched[class as usize] = true;
+    /// Lists the classes that cross each resource.
+    fn find_crossing(&mut self) {
+        let mut next = vec![0_u32; self.resources.len() + 1];
+        for &resource in &self.crossed {
+            next[resource as usize + 1] += 1;
+        }
+        for r in 1..next.len() {
+            next[r] += next[r - 1];
+        }
+        self.crossing_of.clone_from(&next);
+        self.crossing = vec![(0, 0); self.crossed.len()];
+        for (id, c) in self.crossings.iter().enumerate() {
+            let crossed = &self.crossed[c.resources as usize..(c.resources + c.len) as usize];
+            for (position, &resource) in crossed.iter().enumerate() {
+                let at = &mut next[resource as usize];
+                self.crossing[*at as usize] = (id as u32, position as u32);
+                *at += 1;
+            }
+        }
+    }
+
+    /// Starts a flow of `work` picoseconds (at full speed) at time `now`; `tag` is handed out at its end. Rates follow at
+    /// the next [`Sharing::solve`].
+    #[inline]
+    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32) {
+        let c = &mut self.classes[class as usize];
+        if c.idle {
+            (c.v, c.since, c.theta, c.idle) = (0, now, FULL_SPEED, false);
+        }
+        let ends = c.clock(now) + (u128::from(work) << 32);
+        c.insert(Member { low: ends as u64, high: (ends >> 64) as u32, tag });
+        if !c.touched {
+            c.touched = true;
             self.touched.push(class);
         }
     }
 
-    fn change_demand(&mut self, class: u32, add: bool) {
-        let (start, end) = self.classes[class as usize].demands;
-        for i in start as usize..end as usize {
-            let (r, rate) = self.demands[i];
-            let resource = &mut self.resources[r as usize];
-            resource.demand = if add { resource.demand + rate } else { resource.demand - rate };
-            if !resource.dirty && (resource.was_hot || resource.demand > resource.capacity) {
-                resource.dirty = true;
-                self.dirty.push(r);
+    /// Removes the flows of some neighbouring classes that have ended by `now`, and appends their tags, class by class
+    /// in the order of their ends.
+    pub fn finish(&mut self, classes: std::ops::Range<usize>, now: u64, ended: &mut Vec<u32>) {
+        let first = classes.start;
+        for (i, _) in self.due[classes].iter().enumerate().filter(|&(_, &due)| due <= now) {
+            let class = &mut self.classes[first + i];
+            class.finish(now, ended);
+            if !class.touched {
+                class.touched = true;
+                self.touched.push((first + i) as u32);
             }
         }
     }
 
-    /// Starts a flow of `work` picoseconds (at full speed) at time `now`. Rates follow at the next [`Sharing::solve`].
-    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: Tag) {
-        let c = &mut self.classes[class as usize];
-        if c.members.is_empty() {
-            // Nobody else: whatever the clock showed does not matter.
-            c.v = 0;
-            c.since = now;
-            c.theta = FULL_SPEED;
-        }
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let ends = v + (u128::from(work) << 32);
-        let mut at = c.members.len();
-        while at > 0 && c.members[at - 1].ends > ends {
-            at -= 1;
-        }
-        c.members.insert(at, Member { ends, tag });
-        self.change_demand(class, true);
-        self.touch(class);
-    }
-
-    /// Removes the flows of a class that have ended by `now` and hands out their tags, in the order of their ends.
-    pub fn finish(&mut self, class: u32, now: u64, mut ended: impl FnMut(Tag)) {
-        let c = &mut self.classes[class as usize];
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let mut any = 0;
-        while let Some(member) = c.members.front().filter(|m| m.ends <= v) {
-            ended(member.tag);
-            c.members.pop_front();
-            any += 1;
-        }
-        for _ in 0..any {
-            self.change_demand(class, false);
-        }
-        if any > 0 {
-            self.touch(class);
-        }
-    }
-
-    /// Gives every flow its rate for the time after `now`; calls `changed(class)` for each class whose `due` may have
-    /// moved.
+    /// Gives every flow its rate for the time after `now`; calls `changed(owner)` for each class whose next end moved.
     pub fn solve(&mut self, now: u64, mut changed: impl FnMut(u32)) {
-        let mut dirty = std::mem::take(&mut self.dirty);
+        if self.crossing_of.is_empty() {
+            self.find_crossing();
+        }
+        self.count_members();
+        for i in 0..self.dirty.len() {
+            let r = self.dirty[i];
+            let resource = &self.resources[r as usize];
+            if !resource.hot && resource.demand > resource.capacity {
+                self.mark(r, true);
+            }
+        }
         let before = self.visit;
-        for &r in &dirty {
-            let resource = &mut self.resources[r as usize];
-            resource.dirty = false;
+        for i in 0..self.dirty.len() {
+            let r = self.dirty[i];
+            let resource = &self.resources[r as usize];
             // A resource that binds neither before nor after holds nobody back; one visit solves a whole component.
-            if resource.visited <= before && (resource.was_hot || resource.demand > resource.capacity) {
+            if resource.hot && resource.visited <= before {
                 self.solve_component(r, now);
             }
         }
-        dirty.clear();
-        self.dirty = dirty;
-        let mut touched = std::mem::take(&mut self.touched);
-        for &class in &touched {
-            self.is_touched[class as usize] = false;
-            self.due[class as usize] = self.next_end(class, now);
-            changed(class);
+        for i in 0..self.dirty.len() {
+            let r = self.dirty[i];
+            let resource = &mut self.resources[r as usize];
+            resource.dirty = false;
+            if resource.hot && resource.demand <= resource.capacity {
+                self.mark(r, false);
+            }
         }
-        touched.clear();
-        self.touched = touched;
+        self.dirty.clear();
+        for &class in &self.touched {
+            let c = &mut self.classes[class as usize];
+            c.touched = false;
+            let due = c.next_end(now);
+            if self.due[class as usize] != due {
+                self.due[class as usize] = due;
+                changed(self.crossings[class as usize].owner);
+            }
+        }
+        self.touched.clear();
     }
 
-    fn next_end(&self, class: u32, now: u64) -> u64 {
-        let c = &self.classes[class as usize];
-        let Some(first) = c.members.front() else { return NEVER };
-        let v = c.v + u128::from(now - c.since) * u128::from(c.theta);
-        let left = first.ends.saturating_sub(v);
-        let wait = if c.theta == FULL_SPEED {
-            left.div_ceil(1 << 32)
-        } else if c.theta == 0 {
-            return NEVER;
-        } else if let Ok(left) = u64::try_from(left) {
-            u128::from(left.div_ceil(c.theta))
-        } else {
-            left.div_ceil(u128::from(c.theta))
-        };
-        u64::try_from(u128::from(now) + wait).unwrap_or(NEVER)
+    /// Brings the demand of the resources up to date with the members of the touched classes.
+    fn count_members(&mut self) {
+        for &class in &self.touched {
+            let c = &mut self.classes[class as usize];
+            let crossing = &mut self.crossings[class as usize];
+            let members = c.members();
+            c.idle = members == 0;
+            if members == crossing.counted {
+                continue;
+            }
+            let change = i64::from(members) - i64::from(crossing.counted);
+            crossing.counted = members;
+            let (first, len) = (crossing.resources as usize, crossing.len as usize);
+            let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
+            for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {
+                let resource = &mut self.resources[r as usize];
+                resource.demand = resource.demand.wrapping_add_signed(rate as i64 * change);
+                if !resource.dirty {
+                    resource.dirty = true;
+                    self.dirty.push(r);
+                }
+            }
+        }
     }
 
     fn set_theta(&mut self, class: u32, now: u64, theta: u64) {
         let c = &mut self.classes[class as usize];
         if c.theta != theta {
-            c.v += u128::from(now - c.since) * u128::from(c.theta);
+            c.v = c.clock(now);
             c.since = now;
             c.theta = theta;
-            self.touch(class);
+            if !c.touched {
+                c.touched = true;
+                self.touched.push(class);
+            }
         }
     }
 
-    /// Solves the component of binding resources that `seed` belongs to.
-    fn solve_component(&mut self, seed: u32, now: u64) {
+    /// Tells the classes that cross a resource whether it may hold them back.
+    fn mark(&mut self, r: u32, hot: bool) {
+        self.resources[r as usize].hot = hot;
+        for &(c, position) in &self.crossing[self.crossing_range(r)] {
+            let crossing = &mut self.crossings[c as usize];
+            if hot {
+                crossing.hot |= 1 << (position as usize).min(REST);
+            } else if (position as usize) < REST {
+                crossing.hot &= !(1 << position);
+            }
+        }
+    }
+
+    fn crossing_range(&self, resource: u32) -> std::ops::Range<usize> {
+        self.crossing_of[resource as usize] as usize..self.crossing_of[resource as usize + 1] as usize
+    }
+
+    /// Collects the component of binding resources that `seed` belongs to, and the classes that cross them.
+    fn collect_component(&mut self, seed: u32) {
         self.visit += 1;
-        let visit = self.visit;
-        let mut resources = std::mem::take(&mut self.component_resources);
-        let mut classes = std::mem::take(&mut self.component_classes);
-        resources.clear();
-        classes.clear();
-        self.resources[seed as usize].visited = visit;
-        resources.push(seed);
+        self.component.clear();
+        self.pieces.clear();
+        self.links.clear();
+        let resource = &mut self.resources[seed as usize];
+        (resource.visited, resource.place) = (self.visit, 0);
+        self.component.push(Remainder::of(seed, resource));
         let mut next = 0;
-        while next < resources.len() {
-            let r = resources[next] as usize;
+        while let Some(remainder) = self.component.get(next) {
             next += 1;
-            for i in 0..self.crossing[r].len() {
-                let c = self.crossing[r][i];
-                let class = &mut self.classes[c as usize];
-                if class.members.is_empty() || class.visited == visit {
-                    continue;
-                }
-                class.visited = visit;
-                class.frozen = false;
-                classes.push(c);
-                for d in class.demands.0..class.demands.1 {
-                    let other = self.demands[d as usize].0;
-                    let resource = &mut self.resources[other as usize];
-                    if resource.visited != visit && (resource.was_hot || resource.demand > resource.capacity) {
-                        resource.visited = visit;
-                        resources.push(other);
-                    }
+            for i in self.crossing_range(remainder.resource) {
+                let (class, _) = self.crossing[i];
+                let crossing = &mut self.crossings[class as usize];
+                if crossing.counted > 0 && crossing.visited != self.visit {
+                    crossing.visited = self.visit;
+                    let crossing = *crossing;
+                    let first = self.links.len() as u32;
+                    self.link(&crossing);
+                    let links = (first, self.links.len() as u32);
+                    self.pieces.push(Piece { class, members: crossing.counted, links, level: NEVER });
                 }
             }
         }
-        for &r in &resources {
-            let resource = &mut self.resources[r as usize];
-            resource.was_hot = resource.demand > resource.capacity;
-            resource.left = u128::from(resource.capacity) << 32;
-            resource.open = resource.demand;
-        }
-        let mut unfrozen = classes.len();
-        while unfrozen > 0 {
-            let level = resources
-                .iter()
-                .map(|&r| &self.resources[r as usize])
-                .filter(|r| r.open > r.base)
-                .map(level)
-                .min()
-                .unwrap_or(FULL_SPEED);
-            if level >= FULL_SPEED {
-                for i in 0..classes.len() {
-                    if !self.classes[classes[i] as usize].frozen {
-                        self.set_theta(classes[i], now, FULL_SPEED);
-                    }
-                }
-                break;
-            }
-            // Which resources are full is decided before anybody is frozen, so that the order does not matter.
-            let full: Vec<u32> = resources
-                .iter()
-                .copied()
-                .filter(|&r| {
-                    let resource = &self.resources[r as usize];
-                    resource.open > resource.base && self::level(resource) == level
-                })
-                .collect();
-            for r in full {
-                for i in 0..self.crossing[r as usize].len() {
-                    let c = self.crossing[r as usize][i];
-                    let class = &mut self.classes[c as usize];
-                    if class.visited != visit || class.frozen || class.members.is_empty() {
-                        continue;
-                    }
-                    class.frozen = true;
-                    unfrozen -= 1;
-                    let members = class.members.len() as u64;
-                    let (start, end) = class.demands;
-                    for d in start..end {
-                        let (other, rate) = self.demands[d as usize];
-                        let resource = &mut self.resources[other as usize];
-                        if resource.visited == visit {
-                            resource.left -= u128::from(members) * u128::from(rate) * u128::from(level);
-                            resource.open -= members * rate;
-                        }
-                    }
-                    self.set_theta(c, now, level);
-                }
-            }
-        }
-        self.component_resources = resources;
-        self.component_classes = classes;
     }
-}
 
-fn level(resource: &Resource) -> u64 {
-    u64::try_from(resource.left / u128::from(resource.open)).unwrap_or(NEVER)
+    /// Lists the binding resources of a class, and lets them join the component.
+    fn link(&mut self, crossing: &Crossing) {
+        let Self { crossed, rates, resources, component, links, visit, .. } = self;
+        let len = crossing.len as usize;
+        let crossed = &crossed[crossing.resources as usize..crossing.resources as usize + len];
+        let rates = &rates[crossing.rates as usize..crossing.rates as usize + len];
+        let mut link = |position: usize| {
+            let r = crossed[position];
+            let resource = &mut resources[r as usize];
+            if resource.visited != *visit {
+                resource.visited = *visit;
+                resource.place = component.len() as u32;
+                component.push(Remainder::of(r, resource));
+            }
+            links.push(Link { rate: rates[position], place: resource.place });
+        };
+        let mut hot = crossing.hot;
+        while hot != 0 {
+            let position = hot.trailing_zeros() as usize;
+            hot &= hot - 1;
+            if position < REST {
+                link(position);
+            }
+        }
+        if crossing.hot >> REST != 0 {
+            // Few classes cross so many resources; those that hold nobody back have a level too high to matter.
+            (REST..len).for_each(link);
+        }
+    }
+
+    fn solve_component(&mut self, seed: u32, now: u64) {
+        self.collect_component(seed);
+        let mut pieces = std::mem::take(&mut self.pieces);
+        let mut unfrozen = pieces.len();
+        while unfrozen > 0 {
+            let lowest = self.lowest_level();
+            // Who is frozen is decided before anything is given away, so that the order does not matter.
+            let before = unfrozen;
+            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
+                let full = |link: &Link| self.component[link.place as usize].level == lowest;
+                let links = piece.links.0 as usize..piece.links.1 as usize;
+                if lowest >= FULL_SPEED || self.links[links].iter().any(full) {
+                    piece.level = lowest;
+                    unfrozen -= 1;
+                    self.set_theta(piece.class, now, lowest);
+                }
+            }
+            debug_assert!(unfrozen < before, "the lowest level is somebody's");
+            if unfrozen > 0 {
+                self.give_away(&pieces, lowest);
+            }
+        }
+        self.pieces = pieces;
+    }
+
+    /// The lowest level of the component's resources.
+    fn lowest_level(&mut self) -> u64 {
+        let mut lowest = FULL_SPEED;
+        for remainder in &mut self.component {
+            remainder.level = if remainder.open > remainder.base { remainder.find_level() } else { NEVER };
+            lowest = lowest.min(remainder.level);
+        }
+        lowest
+    }
+
+    /// Takes what the classes that have just been frozen get at `level` from their resources.
+    fn give_away(&mut self, pieces: &[Piece], level: u64) {
+        for piece in pieces.iter().filter(|piece| piece.level == level) {
+            for link in &self.links[piece.links.0 as usize..piece.links.1 as usize] {
+                let remainder = &mut self.component[link.place as usize];
+                let demand = u64::from(piece.members) * link.rate;
+                remainder.left -= u128::from(demand) * u128::from(level);
+                remainder.open -= demand;
+            }
+        }
+    }
 }

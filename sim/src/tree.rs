@@ -7,6 +7,7 @@
 use crate::share::NEVER;
 
 /// Winner tree over `n` times, all [`NEVER`] at first.
+#[derive(Default)]
 pub struct Tree {
     leaves: usize,
     nodes: Vec<u64>,
@@ -15,8 +16,16 @@ pub struct Tree {
 impl Tree {
     /// A tree for `n` ranks.
     pub fn new(n: usize) -> Self {
-        let leaves = n.next_power_of_two();
-        Self { leaves, nodes: vec![NEVER; 2 * leaves] }
+        let mut tree = Self::default();
+        tree.reset(n);
+        tree
+    }
+
+    /// Forgets all times; `n` ranks.
+    pub fn reset(&mut self, n: usize) {
+        self.leaves = n.next_power_of_two();
+        self.nodes.clear();
+        self.nodes.resize(2 * self.leaves, NEVER);
     }
 
     /// The smallest time.
@@ -46,7 +55,7 @@ impl Tree {
         }
     }
 
-    /// Appends the ranks whose time is `time`, in order.
+    /// Appends the ranks whose time is `time`, the smallest of all, in order.
     pub fn ranks_at(&self, time: u64, ranks: &mut Vec<u32>) {
         self.descend(1, time, ranks);
     }

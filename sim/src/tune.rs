@@ -118,9 +118,11 @@ impl<'a> LowerBound<'a> {
                 .map(|r| {
                     let role = &program.roles[r];
                     let ctas = |r: usize| match program.roles[r].ctas {
+                        // One after the other, however many CTAs work on each.
+                        _ if program.roles[r].collective => 1,
                         CtaCount::FromSplit => most[kind_index(program.roles[r].kind)],
                         CtaCount::Fixed(n) => n,
-                        _ => self.compiled.times.sms,
+                        CtaCount::AllBut(_) => self.compiled.times.sms,
                     };
                     // CTAs that may recycle into the role, directly or through others, count as its own.
                     let mut own = ctas(r);
@@ -321,11 +323,10 @@ pub fn tune(
         }
     };
     push(&mut boxes, whole, &mut created);
-    let extra = simulation.protocol_ps();
     let lower = loop {
         let best = search.best.map_or(u64::MAX, |b| b.0);
         let Some(&Reverse((lowest, ..))) = boxes.peek() else { break best };
-        let lowest = lowest + extra;
+        let lowest = simulation.timed(lowest);
         if lowest >= best {
             break best;
         }
@@ -336,7 +337,7 @@ pub fn tune(
         let mut batch = Vec::new();
         while batch.len() < BATCH {
             let Some(Reverse((lowest, _, b))) = boxes.pop() else { break };
-            if lowest + extra >= best {
+            if simulation.timed(lowest) >= best {
                 break;
             }
             batch.push(b.candidate(sms));

@@ -115,6 +115,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("published/collectives.csv", 255),
         ("published/effective_splits.csv", 71),
         ("published/figures.csv", 628),
+        ("published/fit_rows.csv", 14),
         ("published/kernels_single_gpu.csv", 69),
         ("published/links.csv", 119),
         ("published/mkernel_bench_splits.csv", 46),
@@ -198,7 +199,7 @@ fn judged_rows_have_splits_and_protocols() {
         data.effective_split(&row.kernel, 2, row.size).unwrap_or_else(|error| panic!("{error}"));
     }
     let rs = data.protocol("gemm_rs", System::MKernel).expect("there");
-    assert_eq!(rs.simulated(), Protocol::Published { stale_arrivals: false, isolated: true });
+    assert_eq!(rs.simulated(), Protocol::Published { stale_arrivals: false, isolated: true, launches: 20 });
     assert!(data.protocol("gemm_rs", System::Fa2Nccl).is_err());
 }
 

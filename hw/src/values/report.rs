@@ -28,7 +28,7 @@ impl fmt::Display for TaskRef {
 }
 
 /// Two accesses that were open at once, overlap, and do not commute.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Race {
     /// Buffer.
     pub buffer: String,
@@ -79,7 +79,7 @@ impl fmt::Display for Race {
 }
 
 /// A schedule that ran to its end with right values.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// Runs in a row.
     pub runs: u32,
@@ -96,7 +96,7 @@ pub struct Report {
 }
 
 /// An output element that is not what the reference says.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mismatch {
     /// Run, from 0.
     pub run: u32,

@@ -2,6 +2,7 @@
 
 use crate::cluster::Offset;
 use crate::schedule::{At, BufferId, Claim, Flag, Gate, GatherEntry, Op, Region, Schedule, Task, Wait};
+use serde::Serialize;
 
 /// Copies and puts move whole 16-byte pieces, the width of the widest load and store.
 pub const PIECE_BYTES: u64 = 16;
@@ -16,7 +17,8 @@ pub const MAX_READY_WAITS: usize = 2;
 pub const MAX_READY_FLAGS: u64 = 32;
 
 /// A rule that a single task breaks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
 pub enum ShapeError {
     /// A region leaves its buffer.
     #[error("region of {buffer} ends at byte {end}, the buffer has {bytes}")]
@@ -104,7 +106,7 @@ pub enum ShapeError {
 }
 
 /// Who a put goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Target(pub At);
 
 impl std::fmt::Display for Target {

@@ -95,10 +95,12 @@ pub(super) fn cta_count(launch: &Launch, role: usize, config: &Config) -> u32 {
     let fixed = |role: &Role| match role.ctas {
         CtaCount::FromSplit => config.split.get(role.kind),
         CtaCount::Fixed(ctas) => ctas,
-        CtaCount::AllSms => 0,
+        CtaCount::AllBut(_) => 0,
     };
     match launch.roles[role].ctas {
-        CtaCount::AllSms => config.sms.saturating_sub(launch.roles.iter().map(fixed).sum()).max(1),
+        CtaCount::AllBut(spared) => {
+            config.sms.saturating_sub(launch.roles.iter().map(fixed).sum::<u32>() + spared).max(1)
+        }
         _ => fixed(&launch.roles[role]),
     }
 }

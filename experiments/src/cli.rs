@@ -1,0 +1,474 @@
+//! The command line as it is parsed. [`crate::plan`] turns it into cases that are ready to run.
+
+use crate::shape;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use tilewire_kernels::OptionSet;
+use tilewire_sim::Execution;
+use tilewire_sim::predict::Clock;
+
+/// How many SMs should each role of a fused multi-GPU kernel get, and how much communication will be hidden?
+#[derive(Debug, Parser)]
+#[command(name = "tilewire", version, about, propagate_version = true, max_term_width = 110)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Predict one kernel, shape and split: time, TFLOPS, overlap, waits, binding resource.
+    Predict(PredictArgs),
+    /// Run the points of an experiment file: CSV and plots.
+    Sweep(SweepArgs),
+    /// Search the best split of a shape and certify how far it can be from the optimum.
+    Tune(TuneArgs),
+    /// Predict the published figures and plot them beside the published bars, with an error table.
+    Figures(FiguresArgs),
+    /// Print a schedule: as JSON, as a table, or what differs between two.
+    Schedule(ScheduleArgs),
+    /// Write a simulated timeline for ui.perfetto.dev.
+    Trace(TraceArgs),
+    /// Check a schedule for deadlocks, flag errors and hazards.
+    Check(CheckArgs),
+    /// Say what this machine has, and what each missing part disables.
+    Doctor(DoctorArgs),
+}
+
+/// Where hardware numbers and published rows come from.
+#[derive(Args, Clone, Debug, Default)]
+pub struct DataArgs {
+    /// Data directory instead of the embedded one.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Machine file instead of the one that the cluster names.
+    #[arg(long, value_name = "FILE.toml")]
+    pub machine: Option<PathBuf>,
+}
+
+/// How a run is executed.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// Threads; 0 for one per core. Results do not depend on it.
+    #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
+    pub threads: u64,
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Draw latencies, clocks and a late rank from the machine's noise.
+    #[arg(long)]
+    pub noise: bool,
+    /// Ranks that are simulated.
+    #[arg(long, value_enum, default_value_t = ExecutionArg::Folded)]
+    pub execution: ExecutionArg,
+    /// How warm the card is [default: sustained; with the published protocol cold where its loop ends within the machine's cold_ms].
+    #[arg(long, value_enum)]
+    pub clock: Option<ClockArg>,
+}
+
+/// How warm the card is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClockArg {
+    /// Under lasting load.
+    Sustained,
+    /// In the first tens of milliseconds after idling.
+    Cold,
+}
+
+impl ClockArg {
+    /// As the simulator takes it.
+    pub const fn clock(self) -> Clock {
+        match self {
+            Self::Sustained => Clock::Sustained,
+            Self::Cold => Clock::Cold,
+        }
+    }
+}
+
+/// Which ranks are simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExecutionArg {
+    /// As few as the symmetry of the schedule allows.
+    Folded,
+    /// One that stands for all.
+    Mirror,
+    /// All.
+    Full,
+}
+
+impl ExecutionArg {
+    /// As the simulator takes it.
+    pub const fn execution(self) -> Execution {
+        match self {
+            Self::Folded => Execution::Folded,
+            Self::Mirror => Execution::Mirror,
+            Self::Full => Execution::Full,
+        }
+    }
+}
+
+/// The shape of a problem; which flags apply depends on the kernel.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Shape")]
+pub struct ShapeArgs {
+    /// GEMM of a rank: rows.
+    #[arg(long, value_parser = size("m"), allow_negative_numbers = true)]
+    pub m: Option<u64>,
+    /// GEMM of a rank: columns.
+    #[arg(long, value_parser = size("n"), allow_negative_numbers = true)]
+    pub n: Option<u64>,
+    /// GEMM of a rank: depth.
+    #[arg(long, value_parser = size("k"), allow_negative_numbers = true)]
+    pub k: Option<u64>,
+    /// MoE: tokens over all ranks.
+    #[arg(long, value_parser = size("tokens"), allow_negative_numbers = true)]
+    pub tokens: Option<u64>,
+    /// MoE: width of a token [default: 7168].
+    #[arg(long, value_parser = size("hidden"), allow_negative_numbers = true)]
+    pub hidden: Option<u64>,
+    /// MoE: columns of an expert [default: 2048].
+    #[arg(long, value_parser = size("inter"), allow_negative_numbers = true)]
+    pub inter: Option<u64>,
+    /// MoE: experts per token [default: 8].
+    #[arg(long, value_parser = size("topk"), allow_negative_numbers = true)]
+    pub topk: Option<u64>,
+    /// MoE: experts over all ranks [default: 256].
+    #[arg(long, value_parser = size("experts"), allow_negative_numbers = true)]
+    pub experts: Option<u64>,
+    /// Attention: sequence over all ranks.
+    #[arg(long, value_parser = size("seq"), allow_negative_numbers = true)]
+    pub seq: Option<u64>,
+    /// Attention: batch [default: 4].
+    #[arg(long, value_parser = size("batch"), allow_negative_numbers = true)]
+    pub batch: Option<u64>,
+    /// Attention: heads [default: 16].
+    #[arg(long, value_parser = size("heads"), allow_negative_numbers = true)]
+    pub heads: Option<u64>,
+    /// Attention: width of a head [default: 128].
+    #[arg(long, value_parser = size("head_dim"), allow_negative_numbers = true)]
+    pub head_dim: Option<u64>,
+}
+
+impl ShapeArgs {
+    /// The fields that are given.
+    pub fn given(&self) -> Vec<(&'static str, u64)> {
+        shape::names().zip(self.all()).filter_map(|(name, value)| value.map(|value| (name, value))).collect()
+    }
+
+    const fn all(&self) -> [Option<u64>; 12] {
+        [
+            self.m,
+            self.n,
+            self.k,
+            self.tokens,
+            self.hidden,
+            self.inter,
+            self.topk,
+            self.experts,
+            self.seq,
+            self.batch,
+            self.heads,
+            self.head_dim,
+        ]
+    }
+}
+
+/// One schedule: kernel, cluster, shape, options.
+#[derive(Args, Clone, Debug)]
+pub struct CaseArgs {
+    /// Kernel: ag_gemm, gemm_ar, gemm_rs, moe_dispatch_gemm, ring_attention.
+    #[arg(long)]
+    pub kernel: String,
+    /// Cluster, NxG-MACHINE: 2x8-h200-efa, 1x8-h200 (means 1x8-h200-nvlink).
+    #[arg(long, value_name = "NxG-MACHINE")]
+    pub cluster: String,
+    /// Shape.
+    #[command(flatten)]
+    pub shape: ShapeArgs,
+    /// Set of options to start from.
+    #[arg(long, value_enum, default_value_t = OptionsArg::Tilewire, help_heading = "Schedule")]
+    pub options: OptionsArg,
+    /// One option of the kernel; may be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE", help_heading = "Schedule")]
+    pub set: Vec<String>,
+    /// The unfused form: library compute, then a library collective.
+    #[arg(long, help_heading = "Schedule")]
+    pub baseline: bool,
+    /// Data.
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// An option set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OptionsArg {
+    /// Our best schedule.
+    Tilewire,
+    /// As the published kernels are.
+    Published,
+}
+
+impl OptionsArg {
+    /// As the builders take it.
+    pub const fn set(self) -> OptionSet {
+        match self {
+            Self::Tilewire => OptionSet::Tilewire,
+            Self::Published => OptionSet::Published,
+        }
+    }
+}
+
+/// How launches follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProtocolArg {
+    /// A fresh epoch per launch.
+    Fair,
+    /// What the published benchmark of the kernel did.
+    Published,
+}
+
+/// A case with its split and protocol.
+#[derive(Args, Clone, Debug)]
+pub struct PointArgs {
+    /// Schedule.
+    #[command(flatten)]
+    pub case: CaseArgs,
+    /// CTAs per role: compute=112,intra=4,send=8,reduce=8 (a role left out has 0), auto (tuned) or published
+    /// [default: auto, published with --options published].
+    #[arg(long, help_heading = "Schedule")]
+    pub split: Option<String>,
+    /// Benchmark protocol [default: fair, published with --options published].
+    #[arg(long, value_enum, help_heading = "Schedule")]
+    pub protocol: Option<ProtocolArg>,
+    /// Execution.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `predict`.
+#[derive(Args, Debug)]
+pub struct PredictArgs {
+    /// What to predict.
+    #[command(flatten)]
+    pub point: PointArgs,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+    /// Also write prediction.json and its provenance to a directory.
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+/// `sweep`.
+#[derive(Args, Debug)]
+pub struct SweepArgs {
+    /// Experiment.
+    #[arg(value_name = "FILE.toml")]
+    pub file: PathBuf,
+    /// Output directory [default: out/NAME].
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Threads; 0 for one per core. Results do not depend on it.
+    #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
+    pub threads: u64,
+    /// Data.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tune`.
+#[derive(Args, Debug)]
+pub struct TuneArgs {
+    /// Schedule.
+    #[command(flatten)]
+    pub case: CaseArgs,
+    /// Benchmark protocol.
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Fair)]
+    pub protocol: ProtocolArg,
+    /// Execution.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Search until no split can be faster.
+    #[arg(long, conflicts_with = "budget")]
+    pub exhaustive: bool,
+    /// Simulations at most.
+    #[arg(long, default_value = "2000", value_parser = whole(1, 10_000_000))]
+    pub budget: u64,
+    /// Stop once the certified gap is this small, in percent.
+    #[arg(long, default_value = "1", value_parser = percent, value_name = "PERCENT")]
+    pub gap: f64,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+    /// Also write the splits that were tried to a directory.
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+/// `figures`.
+#[derive(Args, Debug)]
+pub struct FiguresArgs {
+    /// Output directory.
+    #[arg(short, long, value_name = "DIR", default_value = "out")]
+    pub output: PathBuf,
+    /// Also run these experiments, beside the figures; may be repeated.
+    #[arg(long, value_name = "FILE.toml")]
+    pub with: Vec<PathBuf>,
+    /// Threads; 0 for one per core. Results do not depend on it.
+    #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
+    pub threads: u64,
+    /// Data directory instead of the embedded one.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `schedule`.
+#[derive(Args, Debug)]
+pub struct ScheduleArgs {
+    /// What to print.
+    #[command(subcommand)]
+    pub action: ScheduleAction,
+}
+
+/// What `schedule` prints.
+#[derive(Debug, Subcommand)]
+pub enum ScheduleAction {
+    /// JSON of a schedule, its tasks included.
+    Dump(DumpArgs),
+    /// Buffers, flags, roles and the first tasks of each role.
+    Show(ShowArgs),
+    /// What differs between two schedules of a case.
+    Diff(DiffArgs),
+}
+
+/// `schedule dump`.
+#[derive(Args, Debug)]
+pub struct DumpArgs {
+    /// Schedule.
+    #[command(flatten)]
+    pub case: CaseArgs,
+    /// Split, which is part of the hash.
+    #[arg(long)]
+    pub split: Option<String>,
+    /// Ranks whose tasks are written, `all` or numbers: 0,3. Default: one of each class.
+    #[arg(long)]
+    pub ranks: Option<String>,
+    /// File instead of standard output.
+    #[arg(short, long, value_name = "FILE.json")]
+    pub output: Option<PathBuf>,
+}
+
+/// `schedule show`.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Schedule.
+    #[command(flatten)]
+    pub case: CaseArgs,
+    /// Rank whose tasks are shown.
+    #[arg(long, default_value = "0", value_parser = whole(0, 65_535))]
+    pub rank: u64,
+    /// Tasks of each role.
+    #[arg(long, default_value = "4", value_parser = whole(0, 1_000_000))]
+    pub limit: u64,
+}
+
+/// `schedule diff`.
+#[derive(Args, Debug)]
+pub struct DiffArgs {
+    /// First schedule.
+    #[command(flatten)]
+    pub case: CaseArgs,
+    /// Option set of the second schedule [default: as the first].
+    #[arg(long, value_enum)]
+    pub with_options: Option<OptionsArg>,
+    /// An option of the second schedule; may be repeated.
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub with_set: Vec<String>,
+    /// Cluster of the second schedule [default: as the first].
+    #[arg(long, value_name = "NxG-MACHINE")]
+    pub with_cluster: Option<String>,
+    /// Tasks of each role that are printed at most.
+    #[arg(long, default_value = "4", value_parser = whole(0, 1_000_000))]
+    pub limit: u64,
+}
+
+/// `trace`.
+#[derive(Args, Debug)]
+pub struct TraceArgs {
+    /// What to simulate.
+    #[command(flatten)]
+    pub point: PointArgs,
+    /// File that ui.perfetto.dev opens.
+    #[arg(short, long, value_name = "FILE.json", default_value = "trace.json")]
+    pub output: PathBuf,
+    /// Ranks that are kept, numbers: 0,3 [default: all that are simulated].
+    #[arg(long)]
+    pub ranks: Option<String>,
+    /// Roles that are kept: compute,intra,send,reduce [default: all].
+    #[arg(long)]
+    pub roles: Option<String>,
+    /// Start of the time window.
+    #[arg(long, value_name = "US", default_value = "0", value_parser = time, allow_negative_numbers = true)]
+    pub from_us: f64,
+    /// End of the time window [default: the end].
+    #[arg(long, value_name = "US", value_parser = time, allow_negative_numbers = true)]
+    pub to_us: Option<f64>,
+    /// Tasks that are kept, the earliest ones.
+    #[arg(long, default_value = "100000", value_parser = whole(1, 10_000_000))]
+    pub max_tasks: u64,
+}
+
+/// `check`.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Schedule.
+    #[command(flatten)]
+    pub case: CaseArgs,
+    /// Split whose roles without CTAs count.
+    #[arg(long)]
+    pub split: Option<String>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A parser of whole numbers in an inclusive range.
+fn whole(min: u64, max: u64) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let allowed = || format!("allowed: a whole number from {min} to {max}");
+        text.parse().ok().filter(|value| (min..=max).contains(value)).ok_or_else(allowed)
+    }
+}
+
+fn size(field: &'static str) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+    whole(1, shape::max(field))
+}
+
+fn number(text: &str, min: f64, max: f64, unit: &str) -> Result<f64, String> {
+    let value: Option<f64> = text.parse().ok().filter(|value| (min..=max).contains(value));
+    value.ok_or_else(|| format!("allowed: a number from {min} to {max}{unit}"))
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    number(text, 0.0, 1000.0, " %")
+}
+
+fn time(text: &str) -> Result<f64, String> {
+    number(text, 0.0, 1e12, " us")
+}

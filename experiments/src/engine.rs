@@ -1,0 +1,215 @@
+//! The one place that builds schedules and calls the checker and the simulator.
+
+use crate::error::ExperimentError;
+use crate::plan::{Case, SplitChoice};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use tilewire_kernels::check::{Finding, Severity, check_fatal, has_fatal};
+use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
+use tilewire_sim::compile::Form;
+use tilewire_sim::engine::{Run, worker_counts};
+use tilewire_sim::tune::{TuneConfig, Tuned, tune};
+use tilewire_sim::{Clock, Prediction, SimError, Simulation};
+
+/// Simulations that `auto` may spend on a split.
+const AUTO_BUDGET: usize = 400;
+
+/// Certified gap at which `auto` stops.
+const AUTO_GAP: f64 = 0.01;
+
+/// A case whose schedule is built, checked and compiled: it runs any number of splits.
+pub struct Prepared {
+    /// Schedule.
+    pub schedule: Schedule,
+    /// Simulation with the case's clock, sustained where the protocol's loop decides.
+    pub simulation: Simulation,
+    /// The same with a cold card, where the protocol's loop decides.
+    cold: Option<Simulation>,
+    clock: Clock,
+    /// Hazards that the checker reports.
+    pub hazards: usize,
+    name: String,
+}
+
+/// A prediction with everything that identifies it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Answer {
+    /// Kernel.
+    pub kernel: &'static str,
+    /// `fused` or `unfused`.
+    pub form: &'static str,
+    /// Cluster, `NxG`.
+    pub cluster: String,
+    /// Machine.
+    pub machine: String,
+    /// Fabric.
+    pub fabric: &'static str,
+    /// Shape.
+    pub shape: BTreeMap<&'static str, u64>,
+    /// Option set.
+    pub option_set: &'static str,
+    /// Options.
+    pub options: BTreeMap<&'static str, String>,
+    /// CTAs per role.
+    pub split: RoleSplit,
+    /// How hardware would run it.
+    pub mode: &'static str,
+    /// Ranks that were simulated.
+    pub execution: &'static str,
+    /// Protocol.
+    pub protocol: &'static str,
+    /// How warm the card is.
+    pub clock: &'static str,
+    /// Seed.
+    pub seed: u64,
+    /// Whether noise was drawn.
+    pub noise: bool,
+    /// The prediction.
+    #[serde(flatten)]
+    pub prediction: Prediction,
+    /// Hazards of the schedule.
+    pub hazards: usize,
+    /// Hash of the schedule with its split.
+    pub schedule_hash: String,
+}
+
+/// The clock's name in tables and files.
+pub const fn clock_name(clock: Clock) -> &'static str {
+    match clock {
+        Clock::Sustained => "sustained",
+        Clock::Cold => "cold",
+    }
+}
+
+/// Builds the schedule of a case.
+///
+/// # Errors
+/// [`ExperimentError::Build`].
+pub fn build(case: &Case) -> Result<Schedule, ExperimentError> {
+    case.kernel.build(&case.spec()).map_err(|source| ExperimentError::Build { case: case.to_string(), source })
+}
+
+/// Findings of the checker that depend on no split.
+///
+/// # Errors
+/// [`ExperimentError::Finding`] when one of them is fatal.
+pub fn hazards(case: &Case, schedule: &Schedule) -> Result<usize, ExperimentError> {
+    let findings = check_fatal(schedule, None);
+    if has_fatal(&findings) {
+        return Err(ExperimentError::Finding(fatal_text(case, &findings)));
+    }
+    Ok(findings.iter().filter(|finding| finding.severity == Severity::Hazard).count())
+}
+
+fn fatal_text(case: &Case, findings: &[Finding]) -> String {
+    let fatal: Vec<&Finding> = findings.iter().filter(|finding| finding.severity == Severity::Fatal).collect();
+    let first = fatal.first().map_or_else(String::new, ToString::to_string);
+    let more = if fatal.len() > 1 { format!("\n  and {} more", fatal.len() - 1) } else { String::new() };
+    format!("{first}\n  in {case}{more}")
+}
+
+impl Prepared {
+    /// Builds, checks and compiles.
+    ///
+    /// # Errors
+    /// [`ExperimentError`] for shapes that do not fit and schedules that cannot run.
+    pub fn new(case: &Case) -> Result<Self, ExperimentError> {
+        let schedule = build(case)?;
+        let hazards = hazards(case, &schedule)?;
+        let name = case.to_string();
+        let simulation = |clock| {
+            Simulation::new(&schedule, &case.target.machine, &case.config(clock))
+                .map_err(|source| ExperimentError::Sim { case: name.clone(), source })
+        };
+        let clock = case.clock.unwrap_or_default();
+        let cold = if case.clock.is_none() { Some(simulation(Clock::Cold)?) } else { None };
+        let simulation = simulation(clock)?;
+        Ok(Self { schedule, simulation, cold, clock, hazards, name })
+    }
+
+    /// Checks that a split fits the machine and gives every role with work a CTA, and no other.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Sim`].
+    pub fn check_split(&self, split: &RoleSplit) -> Result<(), ExperimentError> {
+        worker_counts(self.simulation.compiled(), split).map(drop).map_err(|source| self.error(source))
+    }
+
+    /// The split of a case, tuned if it asks for that.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Sim`] when no split runs.
+    pub fn split(&self, case: &Case) -> Result<RoleSplit, ExperimentError> {
+        match case.split {
+            SplitChoice::Fixed(split) => Ok(split),
+            SplitChoice::Auto => {
+                let config = TuneConfig { budget: Some(AUTO_BUDGET), gap: AUTO_GAP };
+                Ok(self.tune(&[], &config, &|_| ())?.split)
+            }
+        }
+    }
+
+    /// Predicts a case with a split.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Sim`].
+    pub fn predict(&self, case: &Case, split: &RoleSplit) -> Result<Answer, ExperimentError> {
+        let (prediction, clock) = self.run(split).map_err(|source| self.error(source))?;
+        Ok(Answer {
+            kernel: case.name,
+            form: case.form(),
+            cluster: case.target.cluster.to_string(),
+            machine: case.target.machine.name.clone(),
+            fabric: case.target.machine.fabric.name(),
+            shape: crate::shape::values(&case.problem).into_iter().collect(),
+            option_set: case.set.name(),
+            options: case.options.iter().map(|(name, value)| (name, value.to_string())).collect(),
+            split: *split,
+            mode: case.mode(),
+            execution: case.execution_name(),
+            protocol: case.protocol_name(),
+            clock: clock_name(clock),
+            seed: case.seed,
+            noise: case.noise,
+            prediction,
+            hazards: self.hazards,
+            schedule_hash: schedule_hash(&self.schedule, split).to_string(),
+        })
+    }
+
+    /// A loop that ends before the power limit takes hold was timed on a cold card.
+    fn run(&self, split: &RoleSplit) -> Result<(Prediction, Clock), SimError> {
+        if let Some(cold) = &self.cold {
+            let prediction = cold.predict(split)?;
+            if cold.stays_cold((prediction.time_us * 1e6) as u64) {
+                return Ok((prediction, Clock::Cold));
+            }
+        }
+        Ok((self.simulation.predict(split)?, self.clock))
+    }
+
+    /// Searches the best split.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Sim`] when no split runs.
+    pub fn tune(
+        &self,
+        start: &[RoleSplit],
+        config: &TuneConfig,
+        progress: &(dyn Fn(usize) + Sync),
+    ) -> Result<Tuned, ExperimentError> {
+        tune(&self.simulation, start, config, progress).map_err(|source| self.error(source))
+    }
+
+    /// Runs a split and keeps its timeline.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Sim`].
+    pub fn timeline(&self, split: &RoleSplit) -> Result<Run, ExperimentError> {
+        self.simulation.run(split, Form::Whole, true).map_err(|source| self.error(source))
+    }
+
+    fn error(&self, source: SimError) -> ExperimentError {
+        ExperimentError::Sim { case: self.name.clone(), source }
+    }
+}

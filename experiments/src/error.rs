@@ -1,0 +1,86 @@
+//! Why a command did not do all that was asked, and the exit code that says so.
+
+use crate::data::DataError;
+use std::path::{Path, PathBuf};
+use tilewire_kernels::BuildError;
+use tilewire_sim::SimError;
+
+/// Everything that ends a command. A message is one to three lines: what, where, what is allowed, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ExperimentError {
+    /// Data that is missing or not what it says.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// An argument or a key of an experiment file.
+    #[error("{place}: {problem}")]
+    Refused {
+        /// Flag, or file with line, column and key.
+        place: String,
+        /// Value and what is allowed.
+        problem: String,
+    },
+    /// A file that cannot be read.
+    #[error("{}: {message}", file.display())]
+    Read {
+        /// File.
+        file: PathBuf,
+        /// What the system says.
+        message: String,
+    },
+    /// Output that cannot be written.
+    #[error("{}: {message}; choose another directory with -o", path.display())]
+    Write {
+        /// File or directory.
+        path: PathBuf,
+        /// What the system says.
+        message: String,
+    },
+    /// A shape, cluster and options that do not fit together.
+    #[error("{source}\n  in {case}")]
+    Build {
+        /// The case.
+        case: String,
+        /// The builder's words.
+        source: BuildError,
+    },
+    /// A split that does not fit, or a run that got stuck.
+    #[error("{source}\n  in {case}")]
+    Sim {
+        /// The case.
+        case: String,
+        /// The simulator's words.
+        source: SimError,
+    },
+    /// A claim that does not hold, or a schedule with fatal findings.
+    #[error("{0}")]
+    Finding(String),
+    /// Ctrl-C.
+    #[error("interrupted: {done} of {points} points are done, their rows are kept")]
+    Interrupted {
+        /// Rows that were written.
+        done: usize,
+        /// Points that were asked for.
+        points: usize,
+    },
+}
+
+impl ExperimentError {
+    /// An argument or key that is refused.
+    pub fn refused(place: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Refused { place: place.into(), problem: problem.into() }
+    }
+
+    /// A failed write.
+    pub fn write(path: &Path, error: impl std::fmt::Display) -> Self {
+        Self::Write { path: path.to_owned(), message: error.to_string() }
+    }
+
+    /// 2 for input, 3 for a finding, 130 after Ctrl-C. 4, hardware missing, belongs to the commands that need some.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Finding(_) | Self::Sim { source: SimError::Stuck { .. }, .. } => 3,
+            Self::Interrupted { .. } => 130,
+            _ => 2,
+        }
+    }
+}

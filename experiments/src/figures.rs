@@ -1,0 +1,601 @@
+//! `figures`: the published figures with predictions beside, and an error table.
+//!
+//! ```text
+//!  figures/KERNEL-TOPOLOGY.png,.svg   bars: published (hatched), predicted (solid), predicted with a fair protocol (pale)
+//!  figures/all.png,.svg               predicted against published, all judged bars
+//!  figures/rows.csv                   a row per published bar
+//!  figures/errors.csv                 a row per kernel, topology and system
+//!  figures/decisions.csv              fused or unfused, published and predicted
+//!  figures/assumed.csv                parameters that no source gives
+//! ```
+//!
+//! Error of a row = |ln(predicted / published)|; of a group = exp(mean) - 1.
+
+use crate::cli::{FiguresArgs, ProtocolArg};
+use crate::data::{Data, Figure, FitRow, JUDGED_FROM_SIZE, Judged, Metric, System};
+use crate::engine::{Answer, Prepared};
+use crate::error::ExperimentError;
+use crate::experiment::Experiment;
+use crate::plan::{self, Draft, Source, SplitChoice};
+use crate::plot::axis::label;
+use crate::plot::bars::{BarPlot, BarSeries, Fill};
+use crate::plot::scatter::{DotSeries, ScatterPlot};
+use crate::plot::style::{FUSED, KERNELS, UNFUSED};
+use crate::plot::{self, Frame};
+use crate::provenance::{Output, footer};
+use crate::table::Table;
+use crate::{progress, shape, sweep};
+use rayon::prelude::*;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use tilewire_kernels::OptionSet;
+use tilewire_sim::Execution;
+use tilewire_sim::machine::Kind;
+
+/// Published differences below this decide nothing.
+const DECISIVE: f64 = 0.10;
+
+/// Deviation that is shaded in the plot of all bars.
+const BAND: f64 = 0.10;
+
+/// A published bar and what is predicted for it.
+struct Bar {
+    kernel: String,
+    topology: String,
+    machine: &'static str,
+    system: System,
+    size: u64,
+    published: f64,
+    band: (f64, f64),
+    judged: bool,
+    /// A machine parameter was fitted on it.
+    fitted: bool,
+    /// Under the protocol that the bar had.
+    predicted: Answer,
+    /// Under a fresh epoch per launch.
+    fair: Answer,
+}
+
+/// Bars in order, and why some could not be predicted.
+type Bars = (Vec<Bar>, Vec<String>);
+
+/// Error of the judged bars of a kernel, topology and system.
+#[derive(Debug, Serialize)]
+struct GroupError {
+    kernel: String,
+    topology: String,
+    system: &'static str,
+    rows: usize,
+    error: f64,
+    test_rows: usize,
+    /// Over the rows on which nothing was fitted.
+    test_error: f64,
+    worst_size: u64,
+    worst_published_tflops_per_gpu: f64,
+    worst_predicted_tflops_per_gpu: f64,
+    worst_error: f64,
+}
+
+/// Fused or unfused at one size.
+#[derive(Debug, Serialize)]
+struct Decision {
+    kernel: String,
+    topology: String,
+    size: u64,
+    published_fused_over_unfused: f64,
+    predicted_fused_over_unfused: f64,
+    fair_fused_over_unfused: f64,
+    decisive: bool,
+    right: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    failures: &'a [String],
+    errors: &'a [GroupError],
+    decisions: &'a [Decision],
+    files: &'a [PathBuf],
+}
+
+/// Runs the command; returns what it prints.
+///
+/// # Errors
+/// [`ExperimentError`].
+pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
+    crate::threads(args.threads)?;
+    let source = Source::new(args.data.as_deref(), None)?;
+    // Read before anything is written, so that a mistake in an experiment costs no time.
+    let experiments: Vec<Experiment> =
+        args.with.iter().map(|file| Experiment::read(file, &source)).collect::<Result<_, _>>()?;
+    let (bars, failures) = predict(&source)?;
+    let mut machines = BTreeMap::new();
+    for bar in &bars {
+        machines.insert(bar.machine, source.data.machine(bar.machine)?);
+    }
+    let used: Vec<_> = machines.values().collect();
+    let output = Output::create(&args.output.join("figures"), "figures", Some(0), None, &source, &used)?;
+    let errors = errors(&bars);
+    let decisions = decisions(&bars);
+    let mut files = Vec::new();
+    for plot in plots(&bars, &errors) {
+        files.extend(plot::save(&plot.1, &output.path(&plot.0))?);
+    }
+    files.extend(plot::save(&all_bars(&bars), &output.path("all"))?);
+    for (name, text) in [
+        ("rows.csv", rows_csv(&bars)),
+        ("errors.csv", csv_of(&errors)),
+        ("decisions.csv", csv_of(&decisions)),
+        ("assumed.csv", assumed_csv(&used)),
+    ] {
+        output.write(name, &text)?;
+        files.push(output.path(name));
+    }
+    let mut text = if args.json {
+        let report = Report { failures: &failures, errors: &errors, decisions: &decisions, files: &files };
+        serde_json::to_string_pretty(&report).expect("a report has only plain fields") + "\n"
+    } else {
+        text(&bars, &failures, &errors, &decisions, &used, &files)
+    };
+    let mut finding = (!failures.is_empty())
+        .then(|| ExperimentError::Finding(format!("{} published bars could not be predicted", failures.len())));
+    for experiment in &experiments {
+        let summary = sweep::execute(experiment, &source, &args.output.join(&experiment.name))?;
+        if !args.json {
+            let _ = write!(text, "\n{}", sweep::text(experiment, &summary));
+        }
+        finding = finding.or(sweep::verdict(&summary));
+    }
+    match finding {
+        None => Ok(text),
+        Some(finding) => {
+            print!("{text}");
+            Err(finding)
+        }
+    }
+}
+
+/// The bars that are predicted: every size of the judged figures, small ones included.
+fn published(data: &Data) -> Result<Vec<(Figure, Option<Judged>)>, ExperimentError> {
+    let judged = data.judged()?;
+    let exact = |figure: &Figure| figure.base.is_some_and(|system| system.name() == figure.system);
+    let bar = |figure: &Figure| figure.source.contains(" plots/") && figure.source.ends_with("(bar label)");
+    let mut bars: Vec<(Figure, Option<Judged>)> = data
+        .figures()?
+        .into_iter()
+        .filter(|figure| exact(figure) && bar(figure) && figure.machine().is_some())
+        .filter(|figure| figure.metric == Metric::TflopsPerGpu && figure.value.is_some() && figure.size.is_some())
+        .map(|figure| {
+            let same = |row: &&Judged| {
+                row.kernel == figure.kernel
+                    && row.topology == figure.topology
+                    && Some(row.system) == figure.base
+                    && Some(row.size) == figure.size
+            };
+            let row = judged.iter().find(same).cloned();
+            (figure, row)
+        })
+        .collect();
+    bars.sort_by(|(a, _), (b, _)| {
+        (&a.kernel, &a.topology, a.size, a.base).cmp(&(&b.kernel, &b.topology, b.size, b.base))
+    });
+    Ok(bars)
+}
+
+fn predict(source: &Source) -> Result<Bars, ExperimentError> {
+    let published = published(&source.data)?;
+    let fit_rows = source.data.fit_rows()?;
+    let bar = progress::bar(published.len() as u64, "figures");
+    let predict = |(figure, judged): &(Figure, Option<Judged>)| {
+        let predicted = predict_bar(source, figure, judged.as_ref(), &fit_rows);
+        bar.inc(1);
+        predicted
+    };
+    // Collected in order, so that what is reported does not depend on the threads.
+    let predicted: Vec<Result<Bar, ExperimentError>> = published.par_iter().map(predict).collect();
+    bar.finish_and_clear();
+    let (mut bars, mut failures) = (Vec::new(), Vec::new());
+    for predicted in predicted {
+        match predicted {
+            Ok(bar) => bars.push(bar),
+            // A run that gets stuck says something of one bar only; anything else is wrong with the data.
+            Err(error) if error.exit_code() == 3 => failures.push(error.to_string().replace('\n', "")),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((bars, failures))
+}
+
+fn predict_bar(
+    source: &Source,
+    figure: &Figure,
+    judged: Option<&Judged>,
+    fit_rows: &[FitRow],
+) -> Result<Bar, ExperimentError> {
+    let missing = |what: &str| ExperimentError::Finding(format!("{} {}: {what}", figure.kernel, figure.topology));
+    let machine = figure.machine().ok_or_else(|| missing("no machine"))?;
+    let system = figure.base.ok_or_else(|| missing("no system"))?;
+    let size = figure.size.ok_or_else(|| missing("no size"))?;
+    let published = figure.value.ok_or_else(|| missing("no value"))?;
+    let kernel = plan::kernel(&figure.kernel).map_err(|refusal| missing(&refusal.problem))?;
+    let sides = figure.topology.split('-').next().unwrap_or_default();
+    let ranks: u64 = sides.split('x').filter_map(|side| side.parse::<u64>().ok()).product();
+    let problem = shape::published_problem(kernel.name(), kernel.problem_kind(), size, ranks)
+        .ok_or_else(|| missing("no published shape"))?;
+    let answer = |protocol: ProtocolArg| {
+        let draft = Draft {
+            kernel: figure.kernel.clone(),
+            cluster: format!("{sides}-{machine}"),
+            shape: shape::values(&problem),
+            set: OptionSet::Published,
+            overrides: Vec::new(),
+            split: Some("published".into()),
+            protocol: Some(protocol),
+            baseline: system.is_baseline(),
+            seed: 0,
+            noise: false,
+            execution: Execution::Folded,
+            clock: None,
+        };
+        let case = draft.resolve(source).map_err(plan::flagged)?;
+        let SplitChoice::Fixed(split) = case.split else { return Err(missing("no split")) };
+        Prepared::new(&case)?.predict(&case, &split)
+    };
+    let predicted = answer(ProtocolArg::Published)?;
+    Ok(Bar {
+        kernel: figure.kernel.clone(),
+        topology: figure.topology.clone(),
+        machine,
+        system,
+        size,
+        published,
+        band: judged.map_or((published, published), |row| row.band_tflops),
+        judged: judged.is_some(),
+        fitted: fit_rows
+            .iter()
+            .any(|(k, s, t, n)| (k, s.as_str(), t, *n) == (&figure.kernel, system.name(), &figure.topology, size)),
+        fair: answer(ProtocolArg::Fair)?,
+        predicted,
+    })
+}
+
+/// |ln(predicted / published)|.
+fn log_error(bar: &Bar) -> f64 {
+    (bar.predicted.prediction.tflops_per_gpu / bar.published).ln().abs()
+}
+
+fn errors(bars: &[Bar]) -> Vec<GroupError> {
+    let mut groups: BTreeMap<(&str, &str, System), Vec<&Bar>> = BTreeMap::new();
+    for bar in bars.iter().filter(|bar| bar.judged) {
+        groups.entry((&bar.kernel, &bar.topology, bar.system)).or_default().push(bar);
+    }
+    groups
+        .into_iter()
+        .filter_map(|((kernel, topology, system), bars)| {
+            let worst = bars.iter().max_by(|a, b| log_error(a).total_cmp(&log_error(b)))?;
+            let mean = |bars: &[&Bar]| bars.iter().map(|bar| log_error(bar)).sum::<f64>() / bars.len().max(1) as f64;
+            let tests: Vec<&Bar> = bars.iter().copied().filter(|bar| !bar.fitted).collect();
+            Some(GroupError {
+                kernel: kernel.to_owned(),
+                topology: topology.to_owned(),
+                system: system.name(),
+                rows: bars.len(),
+                error: mean(&bars).exp_m1(),
+                test_rows: tests.len(),
+                test_error: mean(&tests).exp_m1(),
+                worst_size: worst.size,
+                worst_published_tflops_per_gpu: worst.published,
+                worst_predicted_tflops_per_gpu: worst.predicted.prediction.tflops_per_gpu,
+                worst_error: log_error(worst).exp_m1(),
+            })
+        })
+        .collect()
+}
+
+fn decisions(bars: &[Bar]) -> Vec<Decision> {
+    let mut decisions = Vec::new();
+    for fused in bars.iter().filter(|bar| !bar.system.is_baseline()) {
+        let same = |bar: &&Bar| {
+            bar.system.is_baseline()
+                && (&bar.kernel, &bar.topology, bar.size) == (&fused.kernel, &fused.topology, fused.size)
+        };
+        let Some(unfused) = bars.iter().find(same) else { continue };
+        let tflops = |answer: &Answer| answer.prediction.tflops_per_gpu;
+        let published = fused.published / unfused.published;
+        let predicted = tflops(&fused.predicted) / tflops(&unfused.predicted);
+        decisions.push(Decision {
+            kernel: fused.kernel.clone(),
+            topology: fused.topology.clone(),
+            size: fused.size,
+            published_fused_over_unfused: published,
+            predicted_fused_over_unfused: predicted,
+            fair_fused_over_unfused: tflops(&fused.fair) / tflops(&unfused.fair),
+            decisive: fused.judged && unfused.judged && published.ln().abs() > DECISIVE.ln_1p(),
+            right: (published > 1.0) == (predicted > 1.0),
+        });
+    }
+    decisions
+}
+
+fn plots(bars: &[Bar], errors: &[GroupError]) -> Vec<(String, BarPlot)> {
+    let mut figures: BTreeMap<(&str, &str), Vec<&Bar>> = BTreeMap::new();
+    for bar in bars {
+        figures.entry((&bar.kernel, &bar.topology)).or_default().push(bar);
+    }
+    figures
+        .into_iter()
+        .map(|((kernel, topology), bars)| {
+            let mut sizes: Vec<u64> = bars.iter().map(|bar| bar.size).collect();
+            sizes.sort_unstable();
+            sizes.dedup();
+            let series = |name: String, baseline: bool, fill: Fill, value: fn(&Bar) -> (f64, f64, f64)| BarSeries {
+                name,
+                color: if baseline { UNFUSED } else { FUSED },
+                fill,
+                values: sizes
+                    .iter()
+                    .map(|&size| bars.iter().find(|b| b.size == size && b.system.is_baseline() == baseline))
+                    .map(|bar| bar.map(|bar| value(bar)))
+                    .collect(),
+            };
+            let as_published = |bar: &Bar| (bar.published, bar.band.0, bar.band.1);
+            let predicted = |bar: &Bar| flat(&bar.predicted);
+            let fair = |bar: &Bar| flat(&bar.fair);
+            let unfused = bars.iter().find(|bar| bar.system.is_baseline()).map_or("unfused", |bar| bar.system.name());
+            let error = |baseline: bool| {
+                let system = if baseline { unfused } else { System::MKernel.name() };
+                let group = errors.iter().find(|e| e.kernel == kernel && e.topology == topology && e.system == system);
+                group.map_or("-".into(), |group| format!("{:.1} %", group.error * 100.0))
+            };
+            let x_name = match kernel {
+                "moe_dispatch_gemm" => "tokens over all GPUs",
+                "ring_attention" => "sequence over all GPUs",
+                _ => "m, rows of the GEMM",
+            };
+            let plot = BarPlot {
+                frame: Frame {
+                    title: format!("{kernel} on {topology}: error {} fused, {} unfused", error(false), error(true)),
+                    subtitle: format!(
+                        "exp(mean |ln(predicted / published)|) - 1 over sizes from {JUDGED_FROM_SIZE}; published \
+                         protocol unless named fair; whiskers: repeats of published bars"
+                    ),
+                    footer: footer(&format!(
+                        "data/published/figures.csv, effective_splits.csv; machine {}",
+                        bars.first().map_or("", |bar| bar.machine)
+                    )),
+                },
+                x_name: x_name.into(),
+                groups: sizes.iter().map(|&size| label(size as f64)).collect(),
+                y_name: "TFLOPS per GPU".into(),
+                series: vec![
+                    series("mKernel published".into(), false, Fill::Hatched, as_published),
+                    series("predicted".into(), false, Fill::Solid, predicted),
+                    series("predicted, fair".into(), false, Fill::Pale, fair),
+                    series(format!("{unfused} published"), true, Fill::Hatched, as_published),
+                    series("predicted".into(), true, Fill::Solid, predicted),
+                ],
+            };
+            (format!("{kernel}-{topology}"), plot)
+        })
+        .collect()
+}
+
+/// Predicted against published, all judged bars: kernels by colour, baselines hollow.
+fn all_bars(bars: &[Bar]) -> ScatterPlot {
+    let mut groups: BTreeMap<(&str, bool), Vec<(f64, f64)>> = BTreeMap::new();
+    for bar in bars.iter().filter(|bar| bar.judged) {
+        let point = (bar.published, bar.predicted.prediction.tflops_per_gpu);
+        groups.entry((&bar.kernel, bar.system.is_baseline())).or_default().push(point);
+    }
+    let mut kernels: Vec<&str> = groups.keys().map(|(kernel, _)| *kernel).collect();
+    kernels.dedup();
+    let color = |kernel: &str| {
+        let place = kernels.iter().position(|known| *known == kernel).unwrap_or(0);
+        KERNELS[place % KERNELS.len()]
+    };
+    let judged = bars.iter().filter(|bar| bar.judged);
+    let mean = judged.clone().map(log_error).sum::<f64>() / judged.clone().count().max(1) as f64;
+    ScatterPlot {
+        frame: Frame {
+            title: format!("Predicted against published: error {:.1} %", mean.exp_m1() * 100.0),
+            subtitle: format!("{} judged bars, sizes from {JUDGED_FROM_SIZE}, published protocols", judged.count()),
+            footer: footer("data/published/figures.csv, effective_splits.csv; machines h200-cx7, h200-efa"),
+        },
+        x_name: "published TFLOPS per GPU".into(),
+        y_name: "predicted TFLOPS per GPU".into(),
+        band: BAND,
+        series: groups
+            .into_iter()
+            .map(|((kernel, unfused), points)| DotSeries {
+                name: format!("{kernel}{}", if unfused { ", unfused" } else { "" }),
+                color: color(kernel),
+                hollow: unfused,
+                points,
+            })
+            .collect(),
+    }
+}
+
+/// A bar without a band.
+fn flat(answer: &Answer) -> (f64, f64, f64) {
+    let tflops = answer.prediction.tflops_per_gpu;
+    (tflops, tflops, tflops)
+}
+
+fn csv_of<T: Serialize>(rows: &[T]) -> String {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row).expect("plain fields, written to memory");
+    }
+    String::from_utf8(writer.into_inner().expect("written to memory")).expect("fields are UTF-8")
+}
+
+fn rows_csv(bars: &[Bar]) -> String {
+    #[derive(Serialize)]
+    struct Row<'a> {
+        kernel: &'a str,
+        topology: &'a str,
+        system: &'static str,
+        size: u64,
+        judged: bool,
+        published_tflops_per_gpu: f64,
+        lowest_tflops_per_gpu: f64,
+        highest_tflops_per_gpu: f64,
+        predicted_tflops_per_gpu: String,
+        fair_tflops_per_gpu: String,
+        error: String,
+        predicted_time_us: String,
+        fair_time_us: String,
+        overlap: String,
+        bound_by: String,
+        split: String,
+        schedule_hash: &'a str,
+    }
+    let decimals = |value: f64| format!("{value:.6}");
+    let rows: Vec<Row<'_>> = bars
+        .iter()
+        .map(|bar| Row {
+            kernel: &bar.kernel,
+            topology: &bar.topology,
+            system: bar.system.name(),
+            size: bar.size,
+            judged: bar.judged,
+            published_tflops_per_gpu: bar.published,
+            lowest_tflops_per_gpu: bar.band.0,
+            highest_tflops_per_gpu: bar.band.1,
+            predicted_tflops_per_gpu: decimals(bar.predicted.prediction.tflops_per_gpu),
+            fair_tflops_per_gpu: decimals(bar.fair.prediction.tflops_per_gpu),
+            error: decimals(log_error(bar).exp_m1()),
+            predicted_time_us: decimals(bar.predicted.prediction.time_us),
+            fair_time_us: decimals(bar.fair.prediction.time_us),
+            overlap: decimals(bar.predicted.prediction.overlap),
+            bound_by: bar.predicted.prediction.bound_by.clone().into(),
+            split: bar.predicted.split.to_string().replace(',', ";"),
+            schedule_hash: &bar.predicted.schedule_hash,
+        })
+        .collect();
+    csv_of(&rows)
+}
+
+fn assumed_csv(machines: &[&tilewire_sim::Machine]) -> String {
+    #[derive(Serialize)]
+    struct Row<'a> {
+        machine: &'a str,
+        parameter: String,
+        value: f64,
+        kind: &'static str,
+        source: &'a str,
+    }
+    let mut rows = Vec::new();
+    for machine in machines {
+        for (parameter, param) in machine.params() {
+            let kind = match param.kind {
+                Kind::Assumed => "assumed",
+                Kind::Fitted => "fitted",
+                _ => continue,
+            };
+            rows.push(Row { machine: &machine.name, parameter, value: param.value, kind, source: &param.source });
+        }
+    }
+    csv_of(&rows)
+}
+
+fn text(
+    bars: &[Bar],
+    failures: &[String],
+    errors: &[GroupError],
+    decisions: &[Decision],
+    machines: &[&tilewire_sim::Machine],
+    files: &[PathBuf],
+) -> String {
+    let percent = |value: f64| format!("{:.1} %", value * 100.0);
+    let mut table = Table::new([
+        "kernel",
+        "topology",
+        "system",
+        "rows",
+        "error",
+        "unfitted rows",
+        "error there",
+        "worst: size",
+        "published",
+        "predicted",
+        "off by",
+    ]);
+    for group in errors {
+        table.row([
+            group.kernel.clone(),
+            group.topology.clone(),
+            group.system.to_owned(),
+            group.rows.to_string(),
+            percent(group.error),
+            group.test_rows.to_string(),
+            if group.test_rows == 0 { "-".into() } else { percent(group.test_error) },
+            group.worst_size.to_string(),
+            format!("{:.0}", group.worst_published_tflops_per_gpu),
+            format!("{:.0}", group.worst_predicted_tflops_per_gpu),
+            percent(group.worst_error),
+        ]);
+    }
+    let judged = bars.iter().filter(|bar| bar.judged).count();
+    let mut text = format!(
+        "{} published bars, {judged} of them judged (size {JUDGED_FROM_SIZE} and up), in TFLOPS per GPU\n\n{}",
+        bars.len(),
+        table.render(2)
+    );
+    let decisive: Vec<&Decision> = decisions.iter().filter(|decision| decision.decisive).collect();
+    let wrong: Vec<&&Decision> = decisive.iter().filter(|decision| !decision.right).collect();
+    let _ = writeln!(
+        text,
+        "\nfused or unfused: {} of {} decided right where the published difference exceeds {:.0} %",
+        decisive.len() - wrong.len(),
+        decisive.len(),
+        DECISIVE * 100.0
+    );
+    for decision in wrong {
+        let _ = writeln!(
+            text,
+            "  wrong: {} {} {}: published {:.2} x, predicted {:.2} x",
+            decision.kernel,
+            decision.topology,
+            decision.size,
+            decision.published_fused_over_unfused,
+            decision.predicted_fused_over_unfused
+        );
+    }
+    for machine in machines {
+        for (kind, name) in [(Kind::Fitted, "fitted"), (Kind::Assumed, "assumed")] {
+            let names: Vec<String> =
+                machine.params().into_iter().filter(|(_, param)| param.kind == kind).map(|(name, _)| name).collect();
+            let _ = writeln!(text, "\n{} parameters of {} {name}:", names.len(), machine.name);
+            text += &wrapped(&names, 108);
+        }
+    }
+    text.push('\n');
+    for failure in failures {
+        let _ = writeln!(text, "not predicted: {failure}");
+    }
+    for file in files {
+        let _ = writeln!(text, "wrote {}", file.display());
+    }
+    text
+}
+
+/// Names in lines of at most `width` characters.
+fn wrapped(names: &[String], width: usize) -> String {
+    let mut text = String::new();
+    let mut line = String::new();
+    for name in names {
+        if !line.is_empty() && line.len() + name.len() + 2 > width {
+            let _ = writeln!(text, "  {line},");
+            line.clear();
+        }
+        line += if line.is_empty() { "" } else { ", " };
+        line += name;
+    }
+    if !line.is_empty() {
+        let _ = writeln!(text, "  {line}");
+    }
+    text
+}

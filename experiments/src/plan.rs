@@ -1,0 +1,613 @@
+//! Cases that are ready to run, and the checks that make them so.
+//!
+//! ```text
+//!  flags (cli) ────────┐
+//!                      ├─▶ Draft ──▶ Case      every name looked up, every range checked
+//!  experiment file ────┘
+//! ```
+//!
+//! A [`Refusal`] names the part of the draft that is wrong; the flags and the experiment file each know where that part
+//! was written.
+
+use crate::cli::{CaseArgs, ClockArg, PointArgs, ProtocolArg};
+use crate::data::{Data, DataError, EffectiveSplit, System, read_machine};
+use crate::error::ExperimentError;
+use crate::shape;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tilewire_kernels::{Cluster, Kernel, OptionSet, Options, Problem, ProblemKind, RoleKind, RoleSplit, Spec};
+use tilewire_sim::machine::PeerPath;
+use tilewire_sim::predict::Clock;
+use tilewire_sim::{Config, Execution, Machine, Protocol};
+
+/// Nodes, and GPUs per node, of a cluster at most.
+const MAX_SIDE: u16 = 1024;
+
+/// Compute tiles of a rank at most: beyond, a schedule does not fit into memory.
+const MAX_TILES: u64 = 1 << 24;
+
+/// The option that follows the seed unless it is set by itself.
+const ROUTING_SEED: &str = "routing_seed";
+
+/// A part of a draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The kernel.
+    Kernel,
+    /// The cluster.
+    Cluster,
+    /// A field of the shape.
+    Shape(&'static str),
+    /// One option of the kernel.
+    Set,
+    /// The split.
+    Split,
+    /// The unfused form.
+    Baseline,
+}
+
+impl Part {
+    /// The flag that sets it.
+    pub fn flag(self) -> String {
+        match self {
+            Self::Kernel => "--kernel".into(),
+            Self::Cluster => "--cluster".into(),
+            Self::Shape(field) => format!("--{}", field.replace('_', "-")),
+            Self::Set => "--set".into(),
+            Self::Split => "--split".into(),
+            Self::Baseline => "--baseline".into(),
+        }
+    }
+}
+
+/// Why a draft is no case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The part that is wrong.
+    pub part: Part,
+    /// Its value, and what is allowed.
+    pub problem: String,
+}
+
+impl Refusal {
+    fn new(part: Part, problem: impl Into<String>) -> Self {
+        Self { part, problem: problem.into() }
+    }
+}
+
+/// A refusal, or data that could not be read.
+#[derive(Debug)]
+pub enum ResolveError {
+    /// The draft is wrong.
+    Refused(Refusal),
+    /// The data directory or machine file is.
+    Data(DataError),
+}
+
+impl From<Refusal> for ResolveError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<DataError> for ResolveError {
+    fn from(error: DataError) -> Self {
+        Self::Data(error)
+    }
+}
+
+/// Where machines come from: the data directory, or one file that replaces them.
+pub struct Source {
+    /// Data directory.
+    pub data: Data,
+    /// `--machine`.
+    file: Option<(PathBuf, Machine)>,
+}
+
+/// A cluster and the machine that it is made of.
+#[derive(Debug)]
+pub struct Target {
+    /// Nodes and GPUs.
+    pub cluster: Cluster,
+    /// Machine.
+    pub machine: Machine,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.cluster, self.machine.name)
+    }
+}
+
+/// Which split a case runs with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SplitChoice {
+    /// This one.
+    Fixed(RoleSplit),
+    /// The best one that the tuner finds.
+    Auto,
+}
+
+/// A case as it was asked for.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// Kernel.
+    pub kernel: String,
+    /// Cluster.
+    pub cluster: String,
+    /// Fields of the shape.
+    pub shape: Vec<(&'static str, u64)>,
+    /// Option set.
+    pub set: OptionSet,
+    /// Single options.
+    pub overrides: Vec<(String, String)>,
+    /// Split as text; none: `auto`, or `published` with the published options.
+    pub split: Option<String>,
+    /// Protocol; none: as the options.
+    pub protocol: Option<ProtocolArg>,
+    /// Unfused form.
+    pub baseline: bool,
+    /// Seed.
+    pub seed: u64,
+    /// Whether noise is drawn.
+    pub noise: bool,
+    /// Ranks that are simulated.
+    pub execution: Execution,
+    /// How warm the card is; none: as the protocol's loops leave it.
+    pub clock: Option<Clock>,
+}
+
+/// One prediction, every name looked up.
+#[derive(Clone)]
+pub struct Case {
+    /// Name of the fused kernel.
+    pub name: &'static str,
+    /// What builds the schedule: the fused kernel or its unfused form.
+    pub kernel: &'static dyn Kernel,
+    /// Cluster and machine.
+    pub target: Arc<Target>,
+    /// Shape.
+    pub problem: Problem,
+    /// Option set that was started from.
+    pub set: OptionSet,
+    /// Options.
+    pub options: Options,
+    /// Split.
+    pub split: SplitChoice,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Unfused form.
+    pub baseline: bool,
+    /// Seed.
+    pub seed: u64,
+    /// Whether noise is drawn.
+    pub noise: bool,
+    /// Ranks that are simulated.
+    pub execution: Execution,
+    /// How warm the card is; none: as the protocol's loop leaves it.
+    pub clock: Option<Clock>,
+    /// Fields of the shape that were not given.
+    pub defaults: Vec<(&'static str, u64)>,
+}
+
+impl Source {
+    /// The data directory and machine file that the flags name.
+    ///
+    /// # Errors
+    /// [`DataError`] when one of them cannot be read.
+    pub fn new(data: Option<&Path>, machine: Option<&Path>) -> Result<Self, DataError> {
+        let file = machine.map(|file| read_machine(file).map(|machine| (file.to_owned(), machine))).transpose()?;
+        Ok(Self { data: Data::new(data)?, file })
+    }
+
+    /// The text of a machine's file.
+    ///
+    /// # Errors
+    /// [`DataError`] when it cannot be read.
+    pub fn machine_text(&self, machine: &Machine) -> Result<String, DataError> {
+        match &self.file {
+            Some((file, known)) if known.name == machine.name => std::fs::read_to_string(file)
+                .map_err(|error| DataError::Read { file: file.display().to_string(), message: error.to_string() }),
+            _ => self.data.machine_text(&machine.name),
+        }
+    }
+
+    /// The cluster that `NxG-MACHINE` names.
+    fn target(&self, text: &str) -> Result<Target, ResolveError> {
+        let refuse = |problem: String| Refusal::new(Part::Cluster, problem);
+        let form =
+            || refuse(format!("\"{text}\", allowed: NxG-MACHINE as in 2x8-h200-efa, sides from 1 to {MAX_SIDE}"));
+        let (size, name) = text.split_once('-').unwrap_or((text, ""));
+        let (nodes, gpus) = size.split_once('x').ok_or_else(form)?;
+        let side = |text: &str| text.parse().ok().filter(|side| (1..=MAX_SIDE).contains(side)).ok_or_else(form);
+        let cluster = Cluster { nodes: side(nodes)?, gpus_per_node: side(gpus)? };
+        let machine = match &self.file {
+            Some((_, machine)) if name.is_empty() || name == machine.name => machine.clone(),
+            Some((file, machine)) => {
+                return Err(refuse(format!(
+                    "\"{text}\", but --machine {} is \"{}\"; write {size} or {size}-{0}",
+                    file.display(),
+                    machine.name
+                ))
+                .into());
+            }
+            None => self.named(cluster, size, name)?,
+        };
+        fits(cluster, &machine).map_err(refuse)?;
+        Ok(Target { cluster, machine })
+    }
+
+    fn named(&self, cluster: Cluster, size: &str, name: &str) -> Result<Machine, ResolveError> {
+        let names = self.data.machine_names()?;
+        let within_node = format!("{name}-nvlink");
+        if names.iter().any(|known| known == name) {
+            return Ok(self.data.machine(name)?);
+        }
+        if cluster.nodes == 1 && names.contains(&within_node) {
+            return Ok(self.data.machine(&within_node)?);
+        }
+        let spelled: Vec<String> = names.iter().map(|known| format!("{size}-{known}")).collect();
+        Err(Refusal::new(Part::Cluster, format!("no machine \"{name}\", allowed: {}", spelled.join(", "))).into())
+    }
+}
+
+/// Whether a machine can form a cluster.
+fn fits(cluster: Cluster, machine: &Machine) -> Result<(), String> {
+    let domain = machine.nvlink.domain_gpus.value;
+    if machine.peer_path == PeerPath::Nvlink && f64::from(cluster.gpus_per_node) > domain {
+        return Err(format!("{cluster} needs {} GPUs per node, {} has {domain}", cluster.gpus_per_node, machine.name));
+    }
+    // Machines without a network are named for the link that they have.
+    if machine.name.ends_with("-nvlink") && cluster.nodes > 1 {
+        return Err(format!(
+            "{cluster} needs a network, {} is one node; name a fabric, as in {cluster}-h200-cx7 or {cluster}-h200-efa",
+            machine.name
+        ));
+    }
+    Ok(())
+}
+
+/// `name=value`.
+///
+/// # Errors
+/// The text, when it is not.
+pub fn assignment(text: &str) -> Result<(String, String), Refusal> {
+    let form = || Refusal::new(Part::Set, format!("\"{text}\", allowed: NAME=VALUE"));
+    let (name, value) = text.split_once('=').ok_or_else(form)?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+/// The role with this long or short name.
+pub fn role(name: &str) -> Option<RoleKind> {
+    RoleKind::ALL.into_iter().find(|kind| name == kind.short() || name == kind.name())
+}
+
+/// `compute=112,intra=4,...`; a role left out has 0.
+pub fn split(text: &str) -> Result<RoleSplit, Refusal> {
+    let refuse = |what: String| {
+        let roles = RoleKind::ALL.map(RoleKind::short).join(", ");
+        Refusal::new(Part::Split, format!("{what}, allowed: ROLE=CTAS,... of {roles}; or auto; or published"))
+    };
+    let mut split = RoleSplit::default();
+    let mut seen = BTreeSet::new();
+    for pair in text.split(',') {
+        let (name, ctas) = pair.split_once('=').ok_or_else(|| refuse(format!("\"{pair}\"")))?;
+        let kind = role(name.trim()).ok_or_else(|| refuse(format!("role \"{}\"", name.trim())))?;
+        if !seen.insert(kind) {
+            return Err(refuse(format!("role {} twice", kind.short())));
+        }
+        let ctas = ctas.trim().parse().ok().filter(|ctas: &u32| *ctas <= 1024);
+        split.set(kind, ctas.ok_or_else(|| refuse(format!("\"{}\" (0 to 1024)", pair.trim())))?);
+    }
+    if split.total() == 0 {
+        return Err(refuse(format!("\"{text}\" gives no role a CTA")));
+    }
+    Ok(split)
+}
+
+/// The kernel with this name.
+///
+/// # Errors
+/// The name, when there is none.
+pub fn kernel(name: &str) -> Result<&'static dyn Kernel, Refusal> {
+    let known = || tilewire_kernels::KERNELS.iter().map(|kernel| kernel.name()).collect::<Vec<_>>().join(", ");
+    tilewire_kernels::kernel(name)
+        .ok_or_else(|| Refusal::new(Part::Kernel, format!("no kernel \"{name}\", allowed: {}", known())))
+}
+
+impl Draft {
+    /// Looks every name up and checks every range.
+    ///
+    /// # Errors
+    /// The first part that is wrong.
+    pub fn resolve(&self, source: &Source) -> Result<Case, ResolveError> {
+        let fused = kernel(&self.kernel)?;
+        let name = fused.name();
+        let kernel = if self.baseline {
+            let none = || Refusal::new(Part::Baseline, format!("{name} has no unfused form"));
+            tilewire_kernels::baseline(name).ok_or_else(none)?
+        } else {
+            fused
+        };
+        let kind = kernel.problem_kind();
+        let target = Arc::new(source.target(&self.cluster)?);
+        let problem = self.problem(name, kind)?;
+        let defaults = shape::values(&problem)
+            .into_iter()
+            .filter(|(name, _)| !self.shape.iter().any(|(given, _)| given == name))
+            .collect();
+
+        let mut options = kernel.options(self.set, &problem, target.cluster);
+        let default = if self.set == OptionSet::Published { "published" } else { "auto" };
+        let split_text = self.split.as_deref().unwrap_or(default);
+        let split = match split_text {
+            // The launches of the unfused form take all SMs.
+            _ if self.baseline => SplitChoice::Fixed(RoleSplit::default()),
+            "auto" => SplitChoice::Auto,
+            "published" => {
+                let published = published_split(&source.data, name, target.cluster, &problem)?;
+                if self.set == OptionSet::Published {
+                    // The table's options are the published kernel's, which differ by shape.
+                    for (name, value) in &published.options {
+                        options.set(name, value).map_err(|e| Refusal::new(Part::Split, e.to_string()))?;
+                    }
+                }
+                SplitChoice::Fixed(published.split)
+            }
+            text => SplitChoice::Fixed(split(text)?),
+        };
+        if kernel.option_specs().iter().any(|spec| spec.name == ROUTING_SEED) {
+            options.set(ROUTING_SEED, &self.seed.to_string()).map_err(|e| Refusal::new(Part::Set, e.to_string()))?;
+        }
+        for (name, value) in &self.overrides {
+            options.set(name, value).map_err(|e| Refusal::new(Part::Set, e.to_string()))?;
+        }
+        limit_tiles(&problem, &options)?;
+
+        let default = if self.set == OptionSet::Published { ProtocolArg::Published } else { ProtocolArg::Fair };
+        let protocol = match self.protocol.unwrap_or(default) {
+            ProtocolArg::Fair => Protocol::Fair,
+            ProtocolArg::Published => source.data.protocol(name, system(kind, self.baseline))?.simulated(),
+        };
+        Ok(Case {
+            name,
+            kernel,
+            target,
+            problem,
+            set: self.set,
+            options,
+            split,
+            protocol,
+            baseline: self.baseline,
+            seed: self.seed,
+            noise: self.noise,
+            execution: self.execution,
+            clock: self.clock.or((protocol == Protocol::Fair).then_some(Clock::Sustained)),
+            defaults,
+        })
+    }
+
+    fn problem(&self, name: &str, kind: ProblemKind) -> Result<Problem, Refusal> {
+        let fields = shape::fields(kind);
+        let known = || fields.iter().map(|field| field.name).collect::<Vec<_>>().join(", ");
+        for &(given, value) in &self.shape {
+            let Some(field) = fields.iter().find(|field| field.name == given) else {
+                let problem = format!("does not apply to {name}, whose shape is {}", known());
+                return Err(Refusal::new(Part::Shape(given), problem));
+            };
+            if !(1..=field.max).contains(&value) {
+                let problem = format!("{value}, allowed: a whole number from 1 to {}", field.max);
+                return Err(Refusal::new(Part::Shape(given), problem));
+            }
+        }
+        let value = |name: &str| self.shape.iter().find(|(given, _)| *given == name).map(|&(_, value)| value);
+        shape::problem(kind, value)
+            .map_err(|field| Refusal::new(Part::Shape(field), format!("missing; {name} needs {}", known())))
+    }
+}
+
+/// The system whose published rows a case stands for.
+pub const fn system(kind: ProblemKind, baseline: bool) -> System {
+    match (baseline, kind) {
+        (false, _) => System::MKernel,
+        (true, ProblemKind::Attention) => System::Fa2Nccl,
+        (true, _) => System::CublasNccl,
+    }
+}
+
+fn published_split(
+    data: &Data,
+    kernel: &str,
+    cluster: Cluster,
+    problem: &Problem,
+) -> Result<EffectiveSplit, ResolveError> {
+    let refuse = |problem: String| Refusal::new(Part::Split, problem);
+    if cluster.gpus_per_node != 8 {
+        return Err(refuse(format!("published splits are of 8 GPUs per node, the cluster is {cluster}")).into());
+    }
+    match data.effective_split(kernel, cluster.nodes, problem.size()) {
+        Err(error @ DataError::NoSplit { .. }) => Err(refuse(error.to_string()).into()),
+        other => Ok(other?),
+    }
+}
+
+/// Refuses shapes that would not fit into memory, before anything is built.
+fn limit_tiles(problem: &Problem, options: &Options) -> Result<(), Refusal> {
+    let tile = |name: &str, default: u64| {
+        options.iter().find(|(option, _)| *option == name).map_or(default, |(_, value)| match value {
+            tilewire_kernels::options::Value::Int(value) => value.max(1),
+            _ => default,
+        })
+    };
+    let (field, rows, cols) = match *problem {
+        Problem::Gemm { m, n, .. } => ("m", m, n),
+        Problem::Moe { tokens, inter, topk, .. } => ("tokens", tokens * topk, inter),
+        Problem::Attention { seq, batch, heads, .. } => ("seq", seq, batch * heads * tile("tile_n", 256)),
+    };
+    let tiles = rows.div_ceil(tile("tile_m", 128)).saturating_mul(cols.div_ceil(tile("tile_n", 256)));
+    if tiles > MAX_TILES {
+        let problem =
+            format!("{problem} has {tiles} tiles, allowed: {MAX_TILES}; choose a smaller shape or larger tiles");
+        return Err(Refusal::new(Part::Shape(field), problem));
+    }
+    Ok(())
+}
+
+impl Case {
+    /// What the builder sees.
+    pub fn spec(&self) -> Spec {
+        Spec {
+            problem: self.problem,
+            cluster: self.target.cluster,
+            fabric: self.target.machine.fabric,
+            options: self.options.clone(),
+        }
+    }
+
+    /// How the simulator runs it with this clock.
+    pub fn config(&self, clock: Clock) -> Config {
+        Config {
+            execution: self.execution,
+            protocol: self.protocol,
+            clock,
+            noise_seed: self.noise.then_some(self.seed),
+            timeline: false,
+        }
+    }
+
+    /// The protocol's name.
+    pub const fn protocol_name(&self) -> &'static str {
+        match self.protocol {
+            Protocol::Fair => "fair",
+            Protocol::Published { .. } => "published",
+        }
+    }
+
+    /// The execution's name.
+    pub const fn execution_name(&self) -> &'static str {
+        match self.execution {
+            Execution::Folded => "folded",
+            Execution::Mirror => "mirror",
+            Execution::Full => "full",
+        }
+    }
+
+    /// How hardware would run this: a GPU per rank, or one GPU whose peers are in its own memory.
+    pub fn mode(&self) -> &'static str {
+        match self.target.machine.peer_path {
+            PeerPath::Nvlink => "cluster",
+            PeerPath::Hbm => "mirror",
+        }
+    }
+
+    /// `fused` or `unfused`.
+    pub const fn form(&self) -> &'static str {
+        if self.baseline { "unfused" } else { "fused" }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = if self.baseline { " (unfused)" } else { "" };
+        write!(f, "{}{form} {} on {}", self.name, self.problem, self.target)
+    }
+}
+
+impl CaseArgs {
+    /// The draft of these flags, with a fair protocol and a tuned split.
+    pub fn draft(&self) -> Result<Draft, ExperimentError> {
+        let overrides: Result<Vec<_>, Refusal> = self.set.iter().map(|text| assignment(text)).collect();
+        Ok(Draft {
+            kernel: self.kernel.clone(),
+            cluster: self.cluster.clone(),
+            shape: self.shape.given(),
+            set: self.options.set(),
+            overrides: overrides.map_err(at_flag)?,
+            split: Some("auto".into()),
+            protocol: Some(ProtocolArg::Fair),
+            baseline: self.baseline,
+            seed: 0,
+            noise: false,
+            execution: Execution::Folded,
+            clock: None,
+        })
+    }
+
+    /// Data directory and machine file.
+    pub fn source(&self) -> Result<Source, ExperimentError> {
+        Ok(Source::new(self.data.data.as_deref(), self.data.machine.as_deref())?)
+    }
+}
+
+impl PointArgs {
+    /// The case of these flags.
+    pub fn case(&self, source: &Source) -> Result<Case, ExperimentError> {
+        let draft = Draft {
+            split: self.split.clone(),
+            protocol: self.protocol,
+            seed: self.run.seed,
+            noise: self.run.noise,
+            execution: self.run.execution.execution(),
+            clock: self.run.clock.map(ClockArg::clock),
+            ..self.case.draft()?
+        };
+        draft.resolve(source).map_err(flagged)
+    }
+}
+
+/// A refusal at the flag of its part.
+fn at_flag(refusal: Refusal) -> ExperimentError {
+    ExperimentError::refused(refusal.part.flag(), refusal.problem)
+}
+
+/// An error of [`Draft::resolve`] at the flag of its part.
+pub fn flagged(error: ResolveError) -> ExperimentError {
+    match error {
+        ResolveError::Refused(refusal) => at_flag(refusal),
+        ResolveError::Data(error) => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source() -> Source {
+        Source::new(None, None).expect("the embedded data")
+    }
+
+    fn refused(text: &str) -> String {
+        match source().target(text) {
+            Err(ResolveError::Refused(refusal)) => refusal.problem,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_node_of_a_gpu_is_its_nvlink_machine() {
+        assert_eq!(source().target("1x8-h200").expect("a cluster").to_string(), "1x8-h200-nvlink");
+        assert_eq!(source().target("2x8-h200-1gpu").expect("a cluster").to_string(), "2x8-h200-1gpu");
+    }
+
+    #[test]
+    fn clusters_are_refused_with_what_is_allowed() {
+        assert!(refused("2x8-h200").contains("no machine \"h200\""));
+        assert!(refused("0x8-h200-efa").contains("from 1 to 1024"));
+        assert!(refused("2x9-h200-efa").contains("h200-efa has 8"));
+        assert!(refused("2x8-h200-nvlink").contains("needs a network"));
+        assert!(refused("eight").contains("NxG-MACHINE"));
+    }
+
+    #[test]
+    fn splits_take_short_and_long_names() {
+        let expected = RoleSplit { compute: 112, intra_comm: 4, inter_send: 8, inter_reduce: 0 };
+        assert_eq!(split("compute=112,intra=4,send=8"), Ok(expected));
+        assert_eq!(split("compute=112, intra_comm=4, inter_send=8"), Ok(expected));
+        for bad in ["", "compute", "compute=-1", "compute=1,compute=2", "computer=1", "compute=0", "compute=4294967296"]
+        {
+            assert!(split(bad).is_err(), "{bad}");
+        }
+    }
+}

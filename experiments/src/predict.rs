@@ -1,0 +1,114 @@
+//! `predict`: one kernel, shape and split.
+
+use crate::cli::PredictArgs;
+use crate::engine::{Answer, Prepared};
+use crate::error::ExperimentError;
+use crate::plan::{Case, SplitChoice};
+use crate::provenance::{self, Output};
+use crate::table::Table;
+use std::fmt::Write as _;
+
+/// Waits that are printed.
+const SHOWN_WAITS: usize = 8;
+
+/// Runs the command; returns what it prints.
+///
+/// # Errors
+/// [`ExperimentError`].
+pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
+    crate::threads(args.point.run.threads)?;
+    let source = args.point.case.source()?;
+    let case = args.point.case(&source)?;
+    let prepared = Prepared::new(&case)?;
+    let split = prepared.split(&case)?;
+    let answer = prepared.predict(&case, &split)?;
+    let json = serde_json::to_string_pretty(&answer).expect("an answer has only plain fields") + "\n";
+    if let Some(root) = &args.output {
+        let output = Output::create(root, "predict", Some(case.seed), None, &source, &[&case.target.machine])?;
+        output.write("prediction.json", &json)?;
+    }
+    Ok(if args.json { json } else { text(&case, &answer) })
+}
+
+/// The answer for a person.
+pub fn text(case: &Case, answer: &Answer) -> String {
+    let mut text = String::new();
+    let out = &mut text;
+    let prediction = &answer.prediction;
+    let tuned = if case.split == SplitChoice::Auto { " (tuned)" } else { "" };
+    let _ = writeln!(out, "{case}");
+    let _ =
+        writeln!(out, "options {}, protocol {}, {} execution", answer.option_set, answer.protocol, answer.execution);
+    if case.baseline {
+        let _ = writeln!(out, "split   none: each launch takes the SMs that it can get");
+    } else {
+        let _ = writeln!(out, "split   {}{tuned}", answer.split);
+    }
+    if !case.defaults.is_empty() {
+        let defaults: Vec<String> = case.defaults.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let _ = writeln!(out, "shape   {} by default, as published", defaults.join(", "));
+    }
+    let bound: String = prediction.bound_by.clone().into();
+    let lines = [
+        ("time_us", format!("{:.2}", prediction.time_us), "launch command to last write visible"),
+        ("tflops_per_gpu", format!("{:.1}", prediction.tflops_per_gpu), "useful FLOPs of the busiest rank over time"),
+        ("compute_only_us", format!("{:.2}", prediction.compute_only_us), "compute role alone"),
+        ("comm_only_us", format!("{:.2}", prediction.comm_only_us), "communication alone"),
+        ("overlap", format!("{:.3}", prediction.overlap), "1 hides the shorter of the two wholly"),
+        ("exposed_comm_us", format!("{:.2}", prediction.exposed_comm_us), "time - compute_only"),
+        ("bound_by", bound, "largest lower bound; latency if none reaches 60 % of time"),
+        ("bound_us", format!("{:.2}", prediction.bound_us), "that bound"),
+        ("wire_gbs", format!("{:.2}", prediction.wire_gbs), "to other nodes, per GPU"),
+        ("logical_gbs", format!("{:.2}", prediction.logical_gbs), "the same with bytes that stay on the node"),
+        ("hazards", answer.hazards.to_string(), "of the schedule; `tilewire check` lists them"),
+    ];
+    let _ = writeln!(out);
+    for (name, value, meaning) in lines {
+        let _ = writeln!(out, "  {name:16} {value:>16}  {meaning}");
+    }
+
+    let mut roles = Table::new(["role", "ctas", "tasks", "busy_us", "wait_us", "idle_us", "utilisation"]);
+    for role in &prediction.roles {
+        let us = |value: f64| format!("{value:.1}");
+        roles.row([
+            role.role.name().to_owned(),
+            role.ctas.to_string(),
+            role.tasks.to_string(),
+            us(role.busy_us),
+            us(role.wait_us),
+            us(role.idle_us),
+            format!("{:.3}", role.utilisation),
+        ]);
+    }
+    let _ = write!(out, "\n{}", roles.render(2));
+    if !prediction.waits.is_empty() {
+        let mut waits = Table::new(["role", "waits for", "raised by", "us", "share"]);
+        for wait in prediction.waits.iter().take(SHOWN_WAITS) {
+            waits.row([
+                wait.role.name().to_owned(),
+                wait.flag.clone(),
+                wait.cause_role.clone(),
+                format!("{:.1}", wait.us),
+                format!("{:.3}", wait.share),
+            ]);
+        }
+        let _ = write!(out, "\n{}", waits.render(2));
+    }
+    let machine = &case.target.machine;
+    let _ = writeln!(
+        out,
+        "\n{} tasks, {} events, {} rank(s) simulated; schedule {}",
+        prediction.tasks,
+        prediction.events,
+        prediction.simulated_ranks,
+        short_hash(&answer.schedule_hash)
+    );
+    let open = provenance::unsourced(machine).len();
+    let _ = writeln!(out, "{open} of {} parameters of {} are assumed or fitted", machine.params().len(), machine.name);
+    text
+}
+
+/// The first digits of a hash, enough to tell schedules apart on a terminal.
+fn short_hash(hash: &str) -> &str {
+    hash.get(..16).unwrap_or(hash)
+}

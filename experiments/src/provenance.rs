@@ -1,0 +1,126 @@
+//! Output directories: what a figure was made from stands beside it, so that one command makes it again.
+//!
+//! ```text
+//!  run.toml             schema, version, revision, command, experiment and its hash, seed, machines
+//!  experiment.toml      copy of the experiment, if there is one
+//!  machines/NAME.toml   copy of each machine file that was used
+//! ```
+
+use crate::error::ExperimentError;
+use crate::plan::Source;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tilewire_sim::Machine;
+use tilewire_sim::machine::Kind;
+
+/// Layout of an output directory.
+const SCHEMA: u32 = 1;
+
+/// Git revision that the program was built from, if it was built in a checkout.
+pub const REVISION: Option<&str> = option_env!("TILEWIRE_REVISION");
+
+/// A directory that a command writes to.
+pub struct Output {
+    root: PathBuf,
+}
+
+/// What `run.toml` says.
+#[derive(Debug, Serialize)]
+pub struct Manifest<'a> {
+    schema: u32,
+    tilewire: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<&'static str>,
+    /// Command.
+    pub command: &'a str,
+    /// Name of the experiment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experiment: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experiment_blake3: Option<String>,
+    /// Seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    machines: Vec<&'a str>,
+    /// Parameters without a source of their own, by machine.
+    assumed: BTreeMap<&'a str, Vec<String>>,
+}
+
+/// The name, text and seed of an experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct ExperimentText<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// Text.
+    pub text: &'a str,
+}
+
+impl Output {
+    /// Creates the directory and writes down what the command is about to use.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Write`].
+    pub fn create(
+        root: &Path,
+        command: &str,
+        seed: Option<u64>,
+        experiment: Option<ExperimentText<'_>>,
+        source: &Source,
+        machines: &[&Machine],
+    ) -> Result<Self, ExperimentError> {
+        let output = Self { root: root.to_owned() };
+        let manifest = Manifest {
+            schema: SCHEMA,
+            tilewire: env!("CARGO_PKG_VERSION"),
+            revision: REVISION,
+            command,
+            experiment: experiment.map(|experiment| experiment.name),
+            experiment_blake3: experiment.map(|e| blake3::hash(e.text.as_bytes()).to_string()),
+            seed,
+            machines: machines.iter().map(|machine| machine.name.as_str()).collect(),
+            assumed: machines.iter().map(|machine| (machine.name.as_str(), unsourced(machine))).collect(),
+        };
+        // A file or a link in place of the directory is refused here, before anything is computed.
+        fs::create_dir_all(root).map_err(|error| ExperimentError::write(root, error))?;
+        let text = toml::to_string(&manifest).map_err(|error| ExperimentError::write(root, error))?;
+        output.write("run.toml", &text)?;
+        if let Some(experiment) = experiment {
+            output.write("experiment.toml", experiment.text)?;
+        }
+        for machine in machines {
+            output.write(&format!("machines/{}.toml", machine.name), &source.machine_text(machine)?)?;
+        }
+        Ok(output)
+    }
+
+    /// Path of a file in the directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// Writes a file, its folders included.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Write`].
+    pub fn write(&self, name: &str, text: &str) -> Result<(), ExperimentError> {
+        let path = self.path(name);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(|error| ExperimentError::write(folder, error))?;
+        }
+        fs::write(&path, text).map_err(|error| ExperimentError::write(&path, error))
+    }
+}
+
+/// `section.name` of the parameters that are fitted or assumed.
+pub fn unsourced(machine: &Machine) -> Vec<String> {
+    let open = |kind: Kind| matches!(kind, Kind::Assumed | Kind::Fitted);
+    machine.params().into_iter().filter(|(_, param)| open(param.kind)).map(|(name, _)| name).collect()
+}
+
+/// The last line of a plot: where its numbers come from.
+pub fn footer(sources: &str) -> String {
+    let revision = REVISION.map_or_else(String::new, |revision| format!(", commit {revision}"));
+    format!("{sources}  |  tilewire {}{revision}", env!("CARGO_PKG_VERSION"))
+}

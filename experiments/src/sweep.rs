@@ -1,0 +1,333 @@
+//! `sweep`: every point of an experiment, as CSV and plots.
+//!
+//! Threads claim points in order and the rows are written in order, so that the CSV does not depend on the number of
+//! threads and holds all points up to the last finished one when Ctrl-C is pressed.
+
+use crate::cli::SweepArgs;
+use crate::engine::{Answer, Prepared};
+use crate::error::ExperimentError;
+use crate::experiment::{Expect, Experiment, Group, Of};
+use crate::plan::{Source, SplitChoice};
+use crate::plot;
+use crate::provenance::{ExperimentText, Output};
+use crate::row::{self, Outcome};
+use crate::table::Table;
+use crate::{progress, sweep_plots};
+use rayon::prelude::*;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use tilewire_kernels::RoleSplit;
+use tilewire_sim::SimError;
+
+/// Rows of the table of best splits at most.
+const SHOWN: usize = 24;
+
+/// A finished point.
+pub struct Row {
+    /// Index of its group.
+    pub group: usize,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What a sweep did.
+pub struct Summary {
+    /// Rows in order.
+    pub rows: Vec<Row>,
+    /// Points that were asked for.
+    pub points: usize,
+    /// Files that were written.
+    pub files: Vec<PathBuf>,
+    /// Claims that do not hold.
+    pub broken: Vec<String>,
+}
+
+/// Runs the command; returns what it prints.
+///
+/// # Errors
+/// [`ExperimentError`].
+pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
+    crate::threads(args.threads)?;
+    let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
+    let experiment = Experiment::read(&args.file, &source)?;
+    let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(&experiment.name));
+    let summary = execute(&experiment, &source, &root)?;
+    let text = if args.json { json_text(&experiment, &summary) } else { text(&experiment, &summary) };
+    verdict(&summary).map_or_else(
+        || Ok(text.clone()),
+        |finding| {
+            print!("{text}");
+            Err(finding)
+        },
+    )
+}
+
+/// The error of a sweep that ended but was not all well.
+pub fn verdict(summary: &Summary) -> Option<ExperimentError> {
+    let failed = summary.rows.iter().filter(|row| matches!(row.outcome, Outcome::Failed(..))).count();
+    if summary.rows.len() < summary.points {
+        return Some(ExperimentError::Interrupted { done: summary.rows.len(), points: summary.points });
+    }
+    if failed > 0 {
+        return Some(ExperimentError::Finding(format!("{failed} points got stuck; see column status")));
+    }
+    if summary.broken.is_empty() { None } else { Some(ExperimentError::Finding(summary.broken.join("\n"))) }
+}
+
+/// Checks all points, then runs them and writes the directory.
+///
+/// # Errors
+/// [`ExperimentError`]; nothing is written when a point is wrong.
+pub fn execute(experiment: &Experiment, source: &Source, root: &Path) -> Result<Summary, ExperimentError> {
+    let groups = check(experiment)?;
+    let mut machines: BTreeMap<&str, _> = BTreeMap::new();
+    for group in &experiment.groups {
+        machines.insert(&group.case.target.machine.name, &group.case.target.machine);
+    }
+    let text = ExperimentText { name: &experiment.name, text: &experiment.text };
+    let machines: Vec<_> = machines.into_values().collect();
+    let output = Output::create(root, "sweep", Some(experiment.seed), Some(text), source, &machines)?;
+    let path = output.path("rows.csv");
+    let file = File::create(&path).map_err(|error| ExperimentError::write(&path, error))?;
+    let rows = points(experiment, &groups, csv::Writer::from_writer(file))
+        .map_err(|error| ExperimentError::write(&path, error))?;
+    let mut summary = Summary { rows, points: experiment.points(), files: vec![path], broken: Vec::new() };
+    if summary.rows.len() == summary.points {
+        for (name, drawing) in sweep_plots::plots(experiment, &summary.rows) {
+            summary.files.extend(match drawing {
+                sweep_plots::Plot::Line(line) => plot::save(&line, &output.path(&name))?,
+                sweep_plots::Plot::Heat(heat) => plot::save(&heat, &output.path(&name))?,
+            });
+        }
+        summary.broken =
+            experiment.expect.iter().filter_map(|expect| broken(expect, experiment, &summary.rows)).collect();
+    }
+    Ok(summary)
+}
+
+/// A group's simulation while points of it are left.
+struct Shared {
+    left: usize,
+    prepared: Option<Arc<Prepared>>,
+}
+
+/// Builds every schedule and checks every split against it. Few are kept, the others built again when their turn comes.
+fn check(experiment: &Experiment) -> Result<Vec<Mutex<Shared>>, ExperimentError> {
+    const KEPT: usize = 8;
+    let keep = experiment.groups.len() <= KEPT;
+    let bar = progress::bar(experiment.groups.len() as u64, "checking");
+    let check = |group: &Group| {
+        let prepared = Prepared::new(&group.case)?;
+        for split in &group.splits {
+            if let SplitChoice::Fixed(split) = split {
+                prepared.check_split(split)?;
+            }
+        }
+        bar.inc(1);
+        Ok(Mutex::new(Shared { left: group.splits.len(), prepared: keep.then(|| Arc::new(prepared)) }))
+    };
+    // In order, so that the first mistake of the file is reported whatever the number of threads.
+    let checked: Vec<Result<_, ExperimentError>> = experiment.groups.par_iter().map(check).collect();
+    bar.finish_and_clear();
+    checked.into_iter().collect()
+}
+
+fn points(
+    experiment: &Experiment,
+    shared: &[Mutex<Shared>],
+    mut writer: csv::Writer<File>,
+) -> Result<Vec<Row>, csv::Error> {
+    let points: Vec<(usize, SplitChoice)> = experiment
+        .groups
+        .iter()
+        .enumerate()
+        .flat_map(|(g, group)| group.splits.iter().map(move |&split| (g, split)))
+        .collect();
+    writer.write_record(row::columns())?;
+    progress::catch_interrupt();
+    let bar = progress::bar(points.len() as u64, "points");
+    let next = AtomicUsize::new(0);
+    let (sender, receiver) = mpsc::channel();
+    let mut rows = Vec::with_capacity(points.len());
+    std::thread::scope(|scope| {
+        let (points, next) = (&points, &next);
+        scope.spawn(move || {
+            rayon::broadcast(|_| {
+                while !progress::interrupted() {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&(g, split)) = points.get(index) else { break };
+                    let outcome = point(&experiment.groups[g], split, &shared[g]);
+                    // The receiver is gone only when the CSV could not be written.
+                    if sender.send((index, Row { group: g, outcome })).is_err() {
+                        break;
+                    }
+                }
+            });
+        });
+        let mut early: BTreeMap<usize, Row> = BTreeMap::new();
+        for (index, row) in receiver {
+            early.insert(index, row);
+            while let Some(row) = early.remove(&rows.len()) {
+                writer.write_record(row::fields(&experiment.groups[row.group].case, &row.outcome))?;
+                writer.flush()?;
+                rows.push(row);
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(rows)
+    })
+}
+
+fn point(group: &Group, split: SplitChoice, shared: &Mutex<Shared>) -> Outcome {
+    let mut fixed = match split {
+        SplitChoice::Fixed(split) => split,
+        SplitChoice::Auto => RoleSplit::default(),
+    };
+    let prepared = {
+        let mut shared = shared.lock().expect("no point panics while it holds the lock");
+        shared.left -= 1;
+        let prepared = match shared.prepared.take() {
+            Some(prepared) => Ok(prepared),
+            None => Prepared::new(&group.case).map(Arc::new),
+        };
+        if let (Ok(prepared), true) = (&prepared, shared.left > 0) {
+            shared.prepared = Some(Arc::clone(prepared));
+        }
+        prepared
+    };
+    let answer = prepared.and_then(|prepared| {
+        if split == SplitChoice::Auto {
+            fixed = prepared.split(&group.case)?;
+        }
+        prepared.predict(&group.case, &fixed)
+    });
+    match answer {
+        Ok(answer) => Outcome::Done(Box::new(answer)),
+        Err(ExperimentError::Sim { source: SimError::Stuck { at_us, blocked }, .. }) => {
+            Outcome::Failed(fixed, format!("stuck at {at_us:.3} us with {} CTAs waiting", blocked.len()))
+        }
+        Err(error) => Outcome::Failed(fixed, error.to_string()),
+    }
+}
+
+/// Why a claim does not hold.
+fn broken(expect: &Expect, experiment: &Experiment, rows: &[Row]) -> Option<String> {
+    let columns = row::columns();
+    let place = |name: &str| columns.iter().position(|column| column == name).expect("columns are checked on reading");
+    let fields: Vec<(f64, Vec<String>)> = rows
+        .iter()
+        .filter_map(|row| match &row.outcome {
+            Outcome::Done(answer) => {
+                Some((answer.prediction.time_us, row::fields(&experiment.groups[row.group].case, &row.outcome)))
+            }
+            Outcome::Failed(..) => None,
+        })
+        .filter(|(_, fields)| expect.filter.iter().all(|(name, value)| fields[place(name)] == *value))
+        .collect();
+    let judged: Vec<&(f64, Vec<String>)> = match expect.of {
+        Of::Best => fields.iter().min_by(|a, b| a.0.total_cmp(&b.0)).into_iter().collect(),
+        Of::Worst => fields.iter().max_by(|a, b| a.0.total_cmp(&b.0)).into_iter().collect(),
+        Of::Every => fields.iter().collect(),
+    };
+    let allowed = match (expect.at_least, expect.at_most) {
+        (Some(low), Some(high)) => format!("{low} to {high}"),
+        (Some(low), None) => format!("{low} or more"),
+        (None, Some(high)) => format!("{high} or less"),
+        (None, None) => return None,
+    };
+    let complaint = |what: String| Some(format!("claim \"{}\" does not hold: {what}, claimed {allowed}", expect.claim));
+    if judged.is_empty() {
+        return complaint("no row matches".into());
+    }
+    for (_, fields) in judged {
+        let text = &fields[place(&expect.column)];
+        let value: f64 = text.parse().unwrap_or(f64::NAN);
+        let holds = expect.at_least.is_none_or(|low| value >= low) && expect.at_most.is_none_or(|high| value <= high);
+        if !holds {
+            return complaint(format!("{} = {text}", expect.column));
+        }
+    }
+    None
+}
+
+/// The best row of every group.
+fn best<'a>(rows: &'a [Row], groups: usize) -> Vec<Option<&'a Answer>> {
+    let mut best: Vec<Option<&'a Answer>> = vec![None; groups];
+    for row in rows {
+        if let Outcome::Done(answer) = &row.outcome
+            && best[row.group].is_none_or(|b| answer.prediction.time_us < b.prediction.time_us)
+        {
+            best[row.group] = Some(answer);
+        }
+    }
+    best
+}
+
+/// The summary for a person.
+pub fn text(experiment: &Experiment, summary: &Summary) -> String {
+    let mut table = Table::new([
+        "kernel",
+        "form",
+        "cluster",
+        "size",
+        "options",
+        "protocol",
+        "best split",
+        "time_us",
+        "tflops_per_gpu",
+        "overlap",
+        "bound_by",
+    ]);
+    let best = best(&summary.rows, experiment.groups.len());
+    for (group, answer) in experiment.groups.iter().zip(&best).take(SHOWN) {
+        let (Some(answer), case) = (answer, &group.case) else { continue };
+        let bound: String = answer.prediction.bound_by.clone().into();
+        table.row([
+            case.name.to_owned(),
+            case.form().to_owned(),
+            case.target.to_string(),
+            case.problem.size().to_string(),
+            case.set.name().to_owned(),
+            answer.protocol.to_owned(),
+            if case.baseline { "-".into() } else { answer.split.to_string() },
+            format!("{:.2}", answer.prediction.time_us),
+            format!("{:.1}", answer.prediction.tflops_per_gpu),
+            format!("{:.3}", answer.prediction.overlap),
+            bound,
+        ]);
+    }
+    let mut text = format!("{}\n\n{}", experiment.question, table.without_constants(&["kernel", "cluster"]).render(2));
+    if best.len() > SHOWN {
+        let _ = writeln!(text, "  and {} more in rows.csv", best.len() - SHOWN);
+    }
+    if experiment.too_large > 0 {
+        let _ = writeln!(text, "\n{} points of the grid left out: more CTAs than SMs", experiment.too_large);
+    }
+    let _ = writeln!(text, "\n{} of {} points", summary.rows.len(), summary.points);
+    for file in &summary.files {
+        let _ = writeln!(text, "wrote {}", file.display());
+    }
+    text
+}
+
+fn json_text(experiment: &Experiment, summary: &Summary) -> String {
+    let best: Vec<_> = best(&summary.rows, experiment.groups.len()).into_iter().flatten().collect();
+    json!({
+        "experiment": experiment.name,
+        "question": experiment.question,
+        "points": summary.points,
+        "rows": summary.rows.len(),
+        "left_out": experiment.too_large,
+        "broken_claims": summary.broken,
+        "files": summary.files,
+        "best": best,
+    })
+    .to_string()
+        + "\n"
+}

@@ -1,0 +1,234 @@
+//! The plots of a sweep: chosen by what varies in it.
+//!
+//! | varies in a schedule's splits | plots |
+//! |---|---|
+//! | one role (beside one that takes the rest) | time and overlap against it |
+//! | two roles or more | the same for each, best over the others; a heat map of the two that matter most |
+//!
+//! When the size varies and the split does not, TFLOPS and overlap against size, a line per schedule.
+
+use crate::engine::Answer;
+use crate::experiment::Experiment;
+use crate::plan::Case;
+use crate::plot::Frame;
+use crate::plot::axis::Spread;
+use crate::plot::heat::HeatMap;
+use crate::plot::line::{LinePlot, Panel, Series};
+use crate::plot::style::{FUSED, FUSED_SERIES, OVERLAP, QUIET, UNFUSED_SERIES};
+use crate::provenance::footer;
+use crate::row::Outcome;
+use crate::sweep::Row;
+use std::collections::{BTreeMap, BTreeSet};
+use tilewire_kernels::RoleKind;
+
+/// Schedules that get plots of their own at most.
+const MAX_GROUPS: usize = 12;
+
+/// Lines of a plot at most.
+const MAX_LINES: usize = 8;
+
+/// A plot of a sweep.
+pub enum Plot {
+    /// Lines.
+    Line(LinePlot),
+    /// Heat map.
+    Heat(HeatMap),
+}
+
+/// Names and plots.
+pub fn plots(experiment: &Experiment, rows: &[Row]) -> Vec<(String, Plot)> {
+    let mut by_group: BTreeMap<usize, Vec<&Answer>> = BTreeMap::new();
+    for row in rows {
+        if let Outcome::Done(answer) = &row.outcome {
+            by_group.entry(row.group).or_default().push(answer);
+        }
+    }
+    let mut plots = Vec::new();
+    let several = experiment.groups.len() > 1;
+    for (&g, answers) in by_group.iter().take(MAX_GROUPS) {
+        let case = &experiment.groups[g].case;
+        let roles = varying(answers);
+        let name = |what: &str| if several { format!("{what}.{}", file_name(g, case)) } else { what.to_owned() };
+        for &role in &roles {
+            plots.push((name(&format!("time_{}", role.short())), Plot::Line(against(experiment, case, answers, role))));
+        }
+        if let [x, y, ..] = roles[..] {
+            plots.push((name("heat"), Plot::Heat(heat(experiment, case, answers, x, y))));
+        }
+    }
+    if let Some(plot) = by_size(experiment, &by_group) {
+        plots.push(("size".into(), Plot::Line(plot)));
+    }
+    plots
+}
+
+fn file_name(g: usize, case: &Case) -> String {
+    let form = if case.baseline { "-unfused" } else { "" };
+    format!("{g:02}-{}{form}-{}-{}", case.name, case.target, case.problem.size())
+}
+
+/// Roles whose counts vary, those that vary freely: the one that takes the rest follows from the others.
+fn varying(answers: &[&Answer]) -> Vec<RoleKind> {
+    let counts = |kind| answers.iter().map(|answer| answer.split.get(kind)).collect::<BTreeSet<_>>().len();
+    let mut roles: Vec<(RoleKind, usize)> =
+        RoleKind::ALL.into_iter().map(|kind| (kind, counts(kind))).filter(|&(_, n)| n > 1).collect();
+    let totals: BTreeSet<u64> = answers.iter().map(|answer| answer.split.total()).collect();
+    // With the sum fixed one role is the rest: compute, as a rule.
+    if totals.len() == 1 && roles.len() > 1 {
+        roles.remove(0);
+    }
+    // The roles that were tried most finely first.
+    roles.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
+    roles.into_iter().map(|(kind, _)| kind).collect()
+}
+
+fn subtitle(case: &Case) -> String {
+    format!("{case}, {} options, {} protocol", case.set.name(), case.protocol_name())
+}
+
+fn sources<'a>(experiment: &Experiment, cases: impl IntoIterator<Item = &'a Case>) -> String {
+    let machines: BTreeSet<&str> = cases.into_iter().map(|case| case.target.machine.name.as_str()).collect();
+    let machines = machines.into_iter().collect::<Vec<_>>().join(", ");
+    footer(&format!("experiment {}, seed {}, machine {machines}", experiment.name, experiment.seed))
+}
+
+/// Least time, and its overlap, for every value of a role.
+fn against(experiment: &Experiment, case: &Case, answers: &[&Answer], role: RoleKind) -> LinePlot {
+    let mut best: BTreeMap<u32, &Answer> = BTreeMap::new();
+    let mut slowest: BTreeMap<u32, f64> = BTreeMap::new();
+    for &answer in answers {
+        let ctas = answer.split.get(role);
+        let time = answer.prediction.time_us;
+        best.entry(ctas)
+            .and_modify(|b| {
+                if time < b.prediction.time_us {
+                    *b = answer;
+                }
+            })
+            .or_insert(answer);
+        slowest.entry(ctas).and_modify(|t| *t = t.max(time)).or_insert(time);
+    }
+    let points = |value: fn(&Answer) -> f64| best.iter().map(|(&ctas, &a)| (f64::from(ctas), value(a))).collect();
+    let fastest = best.iter().min_by(|a, b| a.1.prediction.time_us.total_cmp(&b.1.prediction.time_us));
+    let others = answers.len() > best.len();
+    let mut time = Series::line("", FUSED, points(|answer| answer.prediction.time_us));
+    if others {
+        time.band = best.iter().map(|(&ctas, a)| (f64::from(ctas), a.prediction.time_us, slowest[&ctas])).collect();
+    }
+    time.mark = fastest.map(|(&ctas, a)| {
+        let text = format!("best {:.1} us: {}", a.prediction.time_us, a.split);
+        ((f64::from(ctas), a.prediction.time_us), text)
+    });
+    let overlap = Series::line("", OVERLAP, points(|answer| answer.prediction.overlap * 100.0));
+    let best_of = if others { "; line: best over the other roles, shaded: up to the worst" } else { "" };
+    LinePlot {
+        frame: Frame {
+            title: format!("{}: time and overlap against {} SMs", case.name, role.name()),
+            subtitle: subtitle(case) + best_of,
+            footer: sources(experiment, [case]),
+        },
+        x_name: format!("{} [SMs]", role.name()),
+        x_spread: Spread::Linear,
+        panels: vec![
+            Panel { y_name: "time [us]".into(), with_zero: false, series: vec![time] },
+            Panel { y_name: "overlap [%]".into(), with_zero: true, series: vec![overlap] },
+        ],
+    }
+}
+
+/// Least time over the other roles, for every pair of two roles.
+fn heat(experiment: &Experiment, case: &Case, answers: &[&Answer], x: RoleKind, y: RoleKind) -> HeatMap {
+    let axis = |kind| answers.iter().map(|a| a.split.get(kind)).collect::<BTreeSet<u32>>().into_iter().collect();
+    let (xs, ys): (Vec<u32>, Vec<u32>) = (axis(x), axis(y));
+    let mut values = vec![vec![None; xs.len()]; ys.len()];
+    for answer in answers {
+        let place = |axis: &[u32], kind| axis.iter().position(|&ctas| ctas == answer.split.get(kind));
+        if let (Some(column), Some(row)) = (place(&xs, x), place(&ys, y)) {
+            let cell: &mut Option<f64> = &mut values[row][column];
+            let time = answer.prediction.time_us;
+            *cell = Some(cell.map_or(time, |other| other.min(time)));
+        }
+    }
+    let others = answers.len() > values.iter().flatten().flatten().count();
+    HeatMap {
+        frame: Frame {
+            title: format!("{}: time by {} and {} SMs", case.name, x.name(), y.name()),
+            subtitle: subtitle(case) + if others { ", best over the other roles" } else { "" },
+            footer: sources(experiment, [case]),
+        },
+        x_name: format!("{} [SMs]", x.name()),
+        xs,
+        y_name: format!("{} [SMs]", y.name()),
+        ys,
+        value_name: "time [us]".into(),
+        values,
+    }
+}
+
+/// TFLOPS and overlap of the best row of every schedule against the size of the problem.
+fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) -> Option<LinePlot> {
+    let mut lines: BTreeMap<(bool, String), Vec<(f64, &Answer)>> = BTreeMap::new();
+    let differs = |of: fn(&Case) -> String| {
+        experiment.groups.iter().map(|group| of(&group.case)).collect::<BTreeSet<_>>().len() > 1
+    };
+    // What all lines have in common is said once, in the subtitle.
+    let parts: [fn(&Case) -> String; 5] = [
+        |case| case.name.to_owned(),
+        |case| case.target.to_string(),
+        |case| format!("{} options", case.set.name()),
+        |case| format!("{} protocol", case.protocol_name()),
+        |case| case.form().to_owned(),
+    ];
+    let (varied, common): (Vec<_>, Vec<_>) = parts.into_iter().partition(|&part| differs(part));
+    let words = |parts: &[fn(&Case) -> String], case: &Case, between: &str| {
+        parts.iter().map(|part| part(case)).collect::<Vec<_>>().join(between)
+    };
+    for (&g, answers) in by_group {
+        let case = &experiment.groups[g].case;
+        let best = answers.iter().min_by(|a, b| a.prediction.time_us.total_cmp(&b.prediction.time_us))?;
+        lines.entry((case.baseline, words(&varied, case, ", "))).or_default().push((case.problem.size() as f64, best));
+    }
+    let sizes: BTreeSet<u64> = experiment.groups.iter().map(|group| group.case.problem.size()).collect();
+    // Several schedules of one size, as options vary, are no line.
+    let unique = |line: &Vec<(f64, &Answer)>| {
+        line.iter().map(|(size, _)| *size as u64).collect::<BTreeSet<_>>().len() == line.len()
+    };
+    if sizes.len() < 2 || lines.len() > MAX_LINES || !lines.values().all(unique) {
+        return None;
+    }
+    let series = |value: fn(&Answer) -> f64, named: bool| -> Vec<Series> {
+        let mut fused = FUSED_SERIES.into_iter();
+        let mut unfused = UNFUSED_SERIES.into_iter();
+        lines
+            .iter()
+            .map(|((baseline, name), line)| {
+                let points = line.iter().map(|&(size, answer)| (size, value(answer))).collect();
+                let color = if *baseline { unfused.next() } else { fused.next() }.unwrap_or(QUIET);
+                Series::line(if named { name.as_str() } else { "" }, color, points)
+            })
+            .collect()
+    };
+    let cases = || experiment.groups.iter().map(|group| &group.case);
+    let case = cases().next()?;
+    Some(LinePlot {
+        frame: Frame {
+            title: experiment.question.clone(),
+            subtitle: format!("{}; best split of each point", words(&common, case, ", ")),
+            footer: sources(experiment, cases()),
+        },
+        x_name: "size: m, tokens or sequence".into(),
+        x_spread: Spread::Log,
+        panels: vec![
+            Panel {
+                y_name: "TFLOPS per GPU".into(),
+                with_zero: true,
+                series: series(|answer| answer.prediction.tflops_per_gpu, true),
+            },
+            Panel {
+                y_name: "overlap [%]".into(),
+                with_zero: true,
+                series: series(|answer| answer.prediction.overlap * 100.0, false),
+            },
+        ],
+    })
+}

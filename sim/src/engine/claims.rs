@@ -1,0 +1,194 @@
+//! Who takes which task: strided lists, tickets, windows of ready tasks.
+
+use super::flags::SLOT;
+use super::workers::Worker;
+use super::{Engine, Here, State};
+use crate::compile::NONE;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use tilewire_kernels::schedule::Claim;
+
+/// Window slots of a role.
+pub(super) const WINDOW: usize = 32;
+
+/// Claims of a role on a rank.
+#[derive(Default)]
+pub(super) struct RoleState {
+    /// Next ticket, or the first task of the window that is not claimed.
+    next: u32,
+    /// Next task to enter the window.
+    entered: u32,
+    /// Slots whose task could start.
+    ready: u32,
+    /// Slots whose task was taken.
+    claimed: u32,
+    /// Workers without a task.
+    idle: BinaryHeap<Reverse<u32>>,
+    dirty: bool,
+}
+
+impl RoleState {
+    pub fn reset(&mut self) {
+        self.idle.clear();
+        *self = Self { idle: std::mem::take(&mut self.idle), ..Self::default() };
+    }
+}
+
+impl<'a> Engine<'a> {
+    /// The next task for a free worker: `None` when it has to wait for one, or is done.
+    #[inline]
+    pub(super) fn claim(&mut self, h: &Here<'a>, w: u32) -> Option<u32> {
+        loop {
+            let worker = &mut self.s.workers[h.worker0 + w as usize];
+            let r = usize::from(worker.role);
+            let role = &self.t.roles[h.table0 + r];
+            match role.claim {
+                Claim::Strided => {
+                    let position = worker.position;
+                    if position < role.tasks {
+                        worker.position += role.workers;
+                        return Some(role.first + position);
+                    }
+                }
+                Claim::Ticket => {
+                    let state = &mut self.s.roles[h.role0 + r];
+                    if state.next < role.tasks {
+                        state.next += 1;
+                        return Some(role.first + state.next - 1);
+                    }
+                }
+                Claim::Ready { .. } => {
+                    let state = &mut self.s.roles[h.role0 + r];
+                    // Tasks below `entered` are claimed or in the window; with nothing unclaimed the list is empty.
+                    let open = state.entered - state.next - state.claimed.count_ones();
+                    if open > 0 || state.entered < role.tasks {
+                        state.idle.push(Reverse(w));
+                        worker.state = State::Idle;
+                        worker.since = self.s.timers.now;
+                        if state.ready != 0 {
+                            self.mark_dirty(h, r);
+                        }
+                        return None;
+                    }
+                }
+            }
+            if role.recycle == NONE {
+                worker.state = State::Done;
+                return None;
+            }
+            worker.role = role.recycle as u16;
+        }
+    }
+
+    fn mark_dirty(&mut self, h: &Here<'a>, role: usize) {
+        let state = &mut self.s.roles[h.role0 + role];
+        if !state.dirty {
+            state.dirty = true;
+            self.s.dirty_roles[h.rank].push(role as u32);
+        }
+    }
+
+    /// Moves the window of a role past claimed tasks and lets the next ones in.
+    pub(super) fn fill_window(&mut self, h: &Here<'a>, role: usize) {
+        let row = &self.t.roles[h.table0 + role];
+        let Claim::Ready { window } = row.claim else { return };
+        loop {
+            let state = &mut self.s.roles[h.role0 + role];
+            while state.next < state.entered && state.claimed >> (state.next % window) & 1 == 1 {
+                state.claimed &= !(1 << (state.next % window));
+                state.next += 1;
+            }
+            if state.entered >= row.tasks || state.entered >= state.next + window {
+                return;
+            }
+            let slot = state.entered % window;
+            state.entered += 1;
+            self.check_slot(h, role * WINDOW + slot as usize);
+        }
+    }
+
+    /// Looks whether the task in a window slot can start; registers the slot on its first unmet flag otherwise.
+    pub(super) fn check_slot(&mut self, h: &Here<'a>, slot: usize) {
+        let (role, slot_of_role) = (slot / WINDOW, (slot % WINDOW) as u32);
+        let row = &self.t.roles[h.table0 + role];
+        let Claim::Ready { window } = row.claim else { return };
+        let state = &mut self.s.roles[h.role0 + role];
+        let index = state.next + (slot_of_role + window - state.next % window) % window;
+        let task = &h.program.tasks[(row.first + index) as usize];
+        if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
+            self.s.slot_flag[h.slot0 + slot] = flag;
+            self.register(h, flag, SLOT | slot as u32);
+        } else {
+            self.s.roles[h.role0 + role].ready |= 1 << slot_of_role;
+            self.mark_dirty(h, role);
+        }
+    }
+
+    /// Hands the ready tasks of one `Ready` role to its idle workers, lowest task to lowest worker; false when no role
+    /// has any to hand out.
+    pub(super) fn serve_ready_role(&mut self, h: &Here<'a>) -> bool {
+        let dirty = &mut self.s.dirty_roles[h.rank];
+        if dirty.len() > 1 {
+            dirty.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        let Some(role) = dirty.pop() else { return false };
+        let r = role as usize;
+        let row = &self.t.roles[h.table0 + r];
+        let Claim::Ready { window } = row.claim else { return true };
+        self.s.roles[h.role0 + r].dirty = false;
+        loop {
+            let state = &mut self.s.roles[h.role0 + r];
+            if state.ready == 0 {
+                break;
+            }
+            let Some(Reverse(w)) = state.idle.pop() else { break };
+            let shift = state.next % window;
+            let mask = if window == 32 { u32::MAX } else { (1 << window) - 1 };
+            let rotated =
+                if shift == 0 { state.ready } else { (state.ready >> shift | state.ready << (window - shift)) & mask };
+            let index = state.next + rotated.trailing_zeros();
+            let slot = index % window;
+            state.ready &= !(1 << slot);
+            state.claimed |= 1 << slot;
+            let flag = std::mem::replace(&mut self.s.slot_flag[h.slot0 + r * WINDOW + slot as usize], NONE);
+            self.fill_window(h, r);
+            if self.take_found(h, w, row.first + index, flag) {
+                self.go_on(h, w);
+            }
+        }
+        // Workers left over when the list ran out are free to recycle or end.
+        let state = &mut self.s.roles[h.role0 + r];
+        if state.entered >= row.tasks && state.entered - state.next == state.claimed.count_ones() {
+            while let Some(Reverse(w)) = self.s.roles[h.role0 + r].idle.pop() {
+                self.s.workers[h.worker0 + w as usize].state = State::Free;
+                self.go_on(h, w);
+            }
+        }
+        true
+    }
+
+    /// Gives a task to a worker that looked for one: it has waited for the flag that made the task ready. When it was
+    /// the window that held the task back, the worker was idle.
+    fn take_found(&mut self, h: &Here<'a>, w: u32, id: u32, flag: u32) -> bool {
+        let s = &mut *self.s;
+        let (worker, now) = (&s.workers[h.worker0 + w as usize], s.timers.now);
+        if flag == NONE || worker.since == now {
+            return self.take(h, w, id);
+        }
+        let since = worker.since;
+        let family = usize::from(self.t.family_of[flag as usize]);
+        s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += now - since;
+        self.take_after_wait(h, w, id, since, flag)
+    }
+
+    /// For a worker that looks for a ready task: the first task of the window that nobody has taken, and its flag.
+    pub(super) fn window_head(&self, h: &Here<'a>, worker: &Worker) -> Option<(u32, u32)> {
+        let r = usize::from(worker.role);
+        let row = &self.t.roles[h.table0 + r];
+        let (State::Idle, Claim::Ready { window }) = (worker.state, row.claim) else { return None };
+        let state = &self.s.roles[h.role0 + r];
+        let first = (state.next..state.entered).find(|index| state.claimed >> (index % window) & 1 == 0)?;
+        let flag = self.s.slot_flag[h.slot0 + r * WINDOW + (first % window) as usize];
+        (flag != NONE).then_some((row.first + first, flag))
+    }
+}

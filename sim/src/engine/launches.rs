@@ -1,0 +1,111 @@
+//! Launches of a rank: their CTAs start together and the launch ends with its last task.
+
+use super::timers::kind;
+use super::workers::Worker;
+use super::{Engine, Here, State};
+use tilewire_kernels::schedule::Claim;
+
+/// A launch on a rank.
+#[derive(Clone, Copy, Default)]
+pub(super) struct LaunchState {
+    /// Launches that have to end before.
+    before: u32,
+    /// Tasks left.
+    left: u32,
+    pub start: u64,
+    pub end: u64,
+    pub ended: bool,
+}
+
+/// A collective that some ranks have come to.
+pub(super) struct Rendezvous {
+    /// Role, and task of the role: the same on all ranks.
+    task: (u32, u32),
+    /// Rank and worker of each that is there.
+    there: Vec<(u32, u32)>,
+}
+
+impl<'a> Engine<'a> {
+    /// Sets the state of all launches and commands those that wait for nothing.
+    pub(super) fn command_launches(&mut self, h: &Here<'a>) {
+        for (l, launch) in self.c.launches.iter().enumerate() {
+            let left = launch.roles.clone().map(|r| self.t.roles[h.table0 + r].tasks).sum();
+            self.s.launches[h.launch0 + l] =
+                LaunchState { before: launch.after.len() as u32, left, ..LaunchState::default() };
+            if launch.after.is_empty() {
+                let late = self.s.unsteady.get(h.rank).map_or(0, |unsteady| unsteady.late_ps);
+                self.s.timers.push(h.rank, self.c.times.launch + late, kind::LAUNCH, l as u32, 0);
+            }
+        }
+    }
+
+    pub(super) fn start_launch(&mut self, h: &Here<'a>, launch: usize) {
+        let now = self.s.timers.now;
+        self.s.launches[h.launch0 + launch].start = now;
+        for r in self.c.launches[launch].roles.clone() {
+            let row = &self.t.roles[h.table0 + r];
+            for index in 0..row.workers {
+                let w = row.worker0 + index;
+                self.s.workers[h.worker0 + w as usize] =
+                    Worker { state: State::Free, role: r as u16, position: index, since: now, ..Worker::ABSENT };
+                self.make_runnable(h, w);
+            }
+            if let Claim::Ready { .. } = row.claim {
+                self.fill_window(h, r);
+            }
+        }
+        if self.s.launches[h.launch0 + launch].left == 0 {
+            self.end_launch(h, launch);
+        }
+    }
+
+    fn end_launch(&mut self, h: &Here<'a>, launch: usize) {
+        let now = self.s.timers.now;
+        let state = &mut self.s.launches[h.launch0 + launch];
+        state.end = now;
+        state.ended = true;
+        self.out.rank_ends[h.rank] = self.out.rank_ends[h.rank].max(now);
+        for (next, after) in self.c.launches.iter().map(|l| &l.after).enumerate() {
+            if after.contains(&(launch as u32)) {
+                let state = &mut self.s.launches[h.launch0 + next];
+                state.before -= 1;
+                if state.before == 0 {
+                    self.s.timers.push(h.rank, now + self.c.times.dependent, kind::LAUNCH, next as u32, 0);
+                }
+            }
+        }
+    }
+
+    /// Counts a task whose last write is done.
+    #[inline]
+    pub(super) fn task_done(&mut self, h: &Here<'a>, role: usize) {
+        self.out.tasks += 1;
+        let launch = self.t.roles[h.table0 + role].launch as usize;
+        let state = &mut self.s.launches[h.launch0 + launch];
+        state.left -= 1;
+        if state.left == 0 {
+            self.end_launch(h, launch);
+        }
+    }
+
+    /// A rank has come to a collective; the last one to come starts it for all.
+    pub(super) fn arrive(&mut self, h: &Here<'a>, w: u32, duration: u64) {
+        let ranks = self.c.ranks.len();
+        let worker = &self.s.workers[h.worker0 + w as usize];
+        let role = u32::from(worker.role);
+        let task = (role, worker.task - self.t.roles[h.table0 + role as usize].first);
+        // Few collectives are open at a time: those of different launches or CTAs.
+        let open = &mut self.s.collectives;
+        let at = open.iter().position(|open| open.task == task).unwrap_or_else(|| {
+            open.push(Rendezvous { task, there: Vec::with_capacity(ranks) });
+            open.len() - 1
+        });
+        open[at].there.push((h.rank as u32, w));
+        if open[at].there.len() == ranks {
+            let end = self.s.timers.now + duration.max(1);
+            for (rank, w) in open.swap_remove(at).there {
+                self.s.timers.push(rank as usize, end, kind::COLLECTIVE, w, 0);
+            }
+        }
+    }
+}

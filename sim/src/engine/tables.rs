@@ -1,0 +1,116 @@
+//! What a run reads and never writes: costs of its form, roles with their CTAs, the layout of per-rank state.
+
+use crate::compile::{Compiled, Flow, Form, Work};
+use tilewire_kernels::RoleKind;
+use tilewire_kernels::schedule::{Claim, Drain};
+
+/// A cost record in the form that runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CostRow {
+    pub work: Work,
+    pub drain: Drain,
+    pub steps: u32,
+    pub main: u32,
+    pub step: u64,
+    pub fixed: u64,
+    pub fill: u64,
+    /// All steps and the fixed part.
+    pub whole: u64,
+    pub out: Flow,
+}
+
+/// A role of a program, as this run sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RoleRow {
+    pub claim: Claim,
+    pub first: u32,
+    /// Tasks that this form runs.
+    pub tasks: u32,
+    pub recycle: u32,
+    pub launch: u32,
+    pub block_ps: u64,
+    pub lanes: u32,
+    /// First worker and number of workers on each rank.
+    pub worker0: u32,
+    pub workers: u32,
+}
+
+/// Sizes and rows; rebuilt for every run, in the same memory.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub costs: Vec<CostRow>,
+    /// Roles of all programs, `roles_per_program` each.
+    pub roles: Vec<RoleRow>,
+    /// Whether a program has signals that do not wait for the writes.
+    pub any_early: Vec<bool>,
+    /// Family of each flag: looked up at the end of every wait.
+    pub family_of: Vec<u16>,
+    pub roles_per_program: usize,
+    /// Workers, words of worker bits, launches, families, classes and flags of a rank.
+    pub workers: usize,
+    pub words: usize,
+    pub launches: usize,
+    pub families: usize,
+    pub classes: usize,
+    pub flags: usize,
+    pub compute_only: bool,
+}
+
+impl Tables {
+    pub fn prepare(&mut self, c: &Compiled, counts: &[u32], form: Form) {
+        self.compute_only = form == Form::ComputeOnly;
+        self.costs.clear();
+        self.costs.extend(c.costs.iter().map(|record| {
+            let cost = &record.forms[form as usize];
+            CostRow {
+                work: record.work,
+                drain: record.drain,
+                steps: record.steps,
+                main: cost.main,
+                step: cost.step,
+                fixed: cost.fixed,
+                fill: cost.fill,
+                whole: cost.fixed + u64::from(record.steps) * cost.step,
+                out: cost.out,
+            }
+        }));
+        if self.any_early.len() != c.programs.len() {
+            self.any_early = c.programs.iter().map(|p| p.signals.iter().any(|s| s.early)).collect();
+            let slots = c.family_base.windows(2).map(|w| (w[1] - w[0]) as usize).enumerate();
+            self.family_of = slots.flat_map(|(family, slots)| std::iter::repeat_n(family as u16, slots)).collect();
+        }
+        self.roles.clear();
+        self.roles_per_program = counts.len();
+        for program in &c.programs {
+            self.workers = 0;
+            for (role, &ctas) in program.roles.iter().zip(counts) {
+                let runs = !self.compute_only || role.kind == RoleKind::Compute;
+                let workers = if runs { ctas * role.lanes } else { 0 };
+                self.roles.push(RoleRow {
+                    claim: role.claim,
+                    first: role.first,
+                    tasks: if runs { role.tasks } else { 0 },
+                    recycle: role.recycle,
+                    launch: role.launch,
+                    block_ps: role.block_ps,
+                    lanes: role.lanes,
+                    worker0: self.workers as u32,
+                    workers,
+                });
+                self.workers += workers as usize;
+            }
+        }
+        self.words = self.workers.div_ceil(64);
+        self.launches = c.launches.len();
+        self.families = c.dropped.len();
+        self.classes = c.classes.len();
+        self.flags = c.family_base[c.family_base.len() - 1] as usize;
+    }
+
+    /// Role (of those of a program) whose CTA a worker is, and its number there.
+    pub fn home(&self, worker: u32) -> (usize, u32) {
+        let roles = &self.roles[..self.roles_per_program];
+        let role = roles.partition_point(|r| r.worker0 + r.workers <= worker);
+        (role, worker - roles[role].worker0)
+    }
+}

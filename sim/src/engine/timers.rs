@@ -1,0 +1,130 @@
+//! Timers of the ranks and the order in which ranks have their turn.
+//!
+//! Each rank keeps its own small heap of timers; a tree over the ranks finds those whose next event (timer or end of a
+//! flow) comes first. A timer set for the present time gives its rank another round at that time.
+
+use crate::share::{NEVER, Sharing};
+use crate::tree::Tree;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Timer kinds, in the order in which simultaneous ones of a rank are handled.
+pub(super) mod kind {
+    pub const LAUNCH: u8 = 0;
+    pub const FLAG_ADD: u8 = 1;
+    pub const FLAG_WAKE: u8 = 2;
+    pub const PUSHED: u8 = 3;
+    pub const FIFO: u8 = 4;
+    pub const THREAD: u8 = 5;
+    pub const IMMEDIATE: u8 = 6;
+    pub const ACK: u8 = 7;
+    pub const COLLECTIVE: u8 = 8;
+}
+
+/// Largest value of a timer's second word.
+pub(super) const MAX_WORD: u32 = 0xFF_FFFF;
+
+/// A timer that fired.
+#[derive(Clone, Copy)]
+pub(super) struct Fired {
+    pub kind: u8,
+    pub a: u32,
+    pub b: u32,
+}
+
+#[derive(Default)]
+pub(super) struct Timers {
+    pub now: u64,
+    heaps: Vec<BinaryHeap<Reverse<u128>>>,
+    tree: Tree,
+    /// Ranks whose next event may have moved.
+    stale: Vec<u32>,
+    is_stale: Vec<bool>,
+    next_round: Vec<u32>,
+    in_round: Vec<bool>,
+}
+
+impl Timers {
+    pub fn reset(&mut self, ranks: usize) {
+        self.now = 0;
+        self.heaps.resize_with(ranks, BinaryHeap::new);
+        self.heaps.iter_mut().for_each(BinaryHeap::clear);
+        self.tree.reset(ranks);
+        self.stale.clear();
+        self.is_stale.clear();
+        self.is_stale.resize(ranks, false);
+        self.next_round.clear();
+        self.in_round.clear();
+        self.in_round.resize(ranks, false);
+    }
+
+    /// Sets a timer; simultaneous timers of a rank fire by kind, then `a`, then `b`.
+    pub fn push(&mut self, rank: usize, time: u64, kind: u8, a: u32, b: u32) {
+        debug_assert!(b <= MAX_WORD);
+        let key = u128::from(time) << 64 | u128::from(kind) << 56 | u128::from(a) << 24 | u128::from(b);
+        self.heaps[rank].push(Reverse(key));
+        self.mark_stale(rank);
+        if time <= self.now && !self.in_round[rank] {
+            self.in_round[rank] = true;
+            self.next_round.push(rank as u32);
+        }
+    }
+
+    /// The next timer of a rank that is due.
+    pub fn pop_due(&mut self, rank: usize) -> Option<Fired> {
+        let &Reverse(key) = self.heaps[rank].peek()?;
+        if (key >> 64) as u64 > self.now {
+            return None;
+        }
+        self.heaps[rank].pop();
+        Some(Fired { kind: (key >> 56) as u8, a: (key >> 24) as u32, b: key as u32 & MAX_WORD })
+    }
+
+    pub fn mark_stale(&mut self, rank: usize) {
+        if !self.is_stale[rank] {
+            self.is_stale[rank] = true;
+            self.stale.push(rank as u32);
+        }
+    }
+
+    /// Moves to the time of the next event and collects the ranks that have one then; false when none is left.
+    pub fn advance(&mut self, round: &mut Vec<u32>) -> bool {
+        let next = self.tree.min();
+        if next == NEVER {
+            return false;
+        }
+        debug_assert!(next >= self.now);
+        self.now = next;
+        round.clear();
+        // A timer that was set for time 0 before the run began is found by the tree, not by its round.
+        for rank in self.next_round.drain(..) {
+            self.in_round[rank as usize] = false;
+        }
+        self.tree.ranks_at(next, round);
+        true
+    }
+
+    /// The ranks that have another round at the present time.
+    pub fn next_round(&mut self, round: &mut Vec<u32>) {
+        round.clear();
+        std::mem::swap(round, &mut self.next_round);
+        round.sort_unstable();
+        for &rank in &*round {
+            self.in_round[rank as usize] = false;
+        }
+    }
+
+    /// Finds the next event of every rank that changed.
+    pub fn refresh(&mut self, sharing: &Sharing, classes: usize) {
+        for i in 0..self.stale.len() {
+            let rank = self.stale[i] as usize;
+            self.is_stale[rank] = false;
+            let mut next = self.heaps[rank].peek().map_or(NEVER, |t| (t.0 >> 64) as u64);
+            for &due in &sharing.due()[rank * classes..(rank + 1) * classes] {
+                next = next.min(due);
+            }
+            self.tree.set(rank, next);
+        }
+        self.stale.clear();
+    }
+}

@@ -1,0 +1,444 @@
+//! What a CTA (or a lane of one) does with a task: wait, work, write, signal, take the next.
+
+use super::tables::CostRow;
+use super::timers::kind;
+use super::{Engine, Here, ended};
+use crate::compile::{NONE, SignalC, TaskC, Work};
+use crate::share::NEVER;
+use tilewire_kernels::schedule::Drain;
+
+/// Where a worker stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// Its launch has not begun.
+    Absent,
+    /// Without a task.
+    Free,
+    /// Waits for a flag before the task.
+    Start,
+    /// Waits for a flag before a step.
+    Step,
+    /// A flow runs.
+    Running,
+    /// The flow has ended.
+    Main,
+    /// Waits for a flag before the outputs are written.
+    Output,
+    /// May write, once the store of the task before is done.
+    StoreBusy,
+    /// Waits for its own store.
+    Store,
+    /// Pushes a command, or waits for room in the FIFO.
+    Push,
+    /// Waits for the other ranks.
+    Rendezvous,
+    /// The collective is over.
+    Collective,
+    /// Looks for a ready task.
+    Idle,
+    /// Nothing is left to do.
+    Done,
+}
+
+/// A lane of a CTA; one cache line.
+#[derive(Clone, Copy)]
+pub(super) struct Worker {
+    /// Begin of the present wait or store.
+    pub since: u64,
+    pub taken: u64,
+    pub start: u64,
+    /// Time of the present task spent waiting for flags.
+    pub stalled: u64,
+    pub task: u32,
+    pub step: u32,
+    /// Who waits for the same flag.
+    pub next: u32,
+    pub waited_for: u32,
+    /// Next task of a strided list.
+    pub position: u32,
+    /// Task whose store is in flight.
+    pub storing_task: u32,
+    pub role: u16,
+    pub state: State,
+    /// A store of the task before is in flight.
+    pub storing: bool,
+    /// The task could start when the CTA became free: its first loads were prefetched.
+    pub prefetched: bool,
+}
+
+impl Worker {
+    pub const ABSENT: Self = Self {
+        since: 0,
+        taken: 0,
+        start: 0,
+        stalled: 0,
+        task: NONE,
+        step: 0,
+        next: NONE,
+        waited_for: NONE,
+        position: 0,
+        storing_task: NONE,
+        role: 0,
+        state: State::Absent,
+        storing: false,
+        prefetched: false,
+    };
+}
+
+impl<'a> Engine<'a> {
+    pub(super) fn make_runnable(&mut self, h: &Here<'a>, w: u32) {
+        self.s.runnable[h.word0 + w as usize / 64] |= 1 << (w % 64);
+    }
+
+    /// Lets the workers that can go on do so, lowest first, then hands out ready tasks, until nothing moves.
+    pub(super) fn advance_workers(&mut self, h: &Here<'a>) {
+        loop {
+            for word in 0..self.t.words {
+                let mut bits = std::mem::take(&mut self.s.runnable[h.word0 + word]);
+                while bits != 0 {
+                    let w = word as u32 * 64 + bits.trailing_zeros();
+                    bits &= bits - 1;
+                    self.go_on(h, w);
+                }
+            }
+            if !self.serve_ready_role(h) {
+                break;
+            }
+        }
+    }
+
+    fn worker(&mut self, h: &Here<'a>, w: u32) -> &mut Worker {
+        &mut self.s.workers[h.worker0 + w as usize]
+    }
+
+    fn cost_of(&self, task: &TaskC) -> &'a CostRow {
+        &self.t.costs[usize::from(task.cost)]
+    }
+
+    /// Accounts the wait that ends now.
+    fn end_wait(&mut self, h: &Here<'a>, w: u32) {
+        let s = &mut *self.s;
+        let worker = &mut s.workers[h.worker0 + w as usize];
+        let waited = s.timers.now - worker.since;
+        if waited > 0 {
+            worker.stalled += waited;
+            let family = usize::from(self.t.family_of[worker.waited_for as usize]);
+            s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
+        }
+    }
+
+    fn wait_for(&mut self, h: &Here<'a>, w: u32, flag: u32, state: State) {
+        let now = self.s.timers.now;
+        let worker = self.worker(h, w);
+        worker.state = state;
+        worker.since = now;
+        worker.waited_for = flag;
+        self.register(h, flag, w);
+    }
+
+    /// Moves a worker on as far as it can go now.
+    pub(super) fn go_on(&mut self, h: &Here<'a>, w: u32) {
+        loop {
+            let worker = &self.s.workers[h.worker0 + w as usize];
+            let goes_on = match worker.state {
+                State::Free => match self.claim(h, w) {
+                    Some(task) => self.take(h, w, task),
+                    None => false,
+                },
+                State::Main => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.main_ended(h, w, task)
+                }
+                State::Start => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.end_wait(h, w);
+                    self.start(h, w, task)
+                }
+                State::Step => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.end_wait(h, w);
+                    self.run_steps(h, w, task)
+                }
+                State::Output => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.end_wait(h, w);
+                    self.output(h, w, task)
+                }
+                State::StoreBusy => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.store(h, w, task)
+                }
+                State::Collective => {
+                    self.complete(h, w);
+                    true
+                }
+                State::Absent
+                | State::Running
+                | State::Store
+                | State::Push
+                | State::Rendezvous
+                | State::Idle
+                | State::Done => false,
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// Gives a task to a worker; true when the worker can go on at once.
+    #[inline]
+    pub(super) fn take(&mut self, h: &Here<'a>, w: u32, id: u32) -> bool {
+        self.take_after_wait(h, w, id, self.s.timers.now, NONE)
+    }
+
+    /// Gives a task to a worker that has looked for one since `taken`, last because of a flag.
+    #[inline]
+    pub(super) fn take_after_wait(&mut self, h: &Here<'a>, w: u32, id: u32, taken: u64, waited_for: u32) -> bool {
+        let worker = self.worker(h, w);
+        worker.task = id;
+        worker.taken = taken;
+        worker.waited_for = waited_for;
+        worker.step = 0;
+        self.start(h, w, &h.program.tasks[id as usize])
+    }
+
+    /// Starts a task if its flags are there; true when the worker can go on at once.
+    #[inline]
+    fn start(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
+        if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
+            self.wait_for(h, w, flag, State::Start);
+            return false;
+        }
+        let cost = self.cost_of(task);
+        let s = &mut *self.s;
+        let now = s.timers.now;
+        let worker = &mut s.workers[h.worker0 + w as usize];
+        worker.start = now;
+        worker.stalled = 0;
+        // The loads of a task that could start when the CTA became free were issued behind the last tile.
+        worker.prefetched = now == worker.taken && worker.storing;
+        match cost.work {
+            Work::Tile if task.waits[1] > 0 || cost.main == NONE => self.run_steps(h, w, task),
+            Work::Tile => {
+                let fill = if worker.prefetched { 0 } else { cost.fill };
+                let work = cost.whole + fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                worker.step = cost.steps;
+                let work = self.clocked(h.rank, work);
+                self.run(h, w, cost.main, work)
+            }
+            Work::Move => {
+                let work = cost.fixed + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                if cost.main == NONE {
+                    self.complete(h, w);
+                    return true;
+                }
+                self.run(h, w, cost.main, work)
+            }
+            Work::Sync => {
+                self.complete(h, w);
+                true
+            }
+            Work::Put => {
+                worker.state = State::Push;
+                s.timers.push(h.rank, now + cost.fixed, kind::PUSHED, w, 0);
+                false
+            }
+            Work::Collective => {
+                worker.state = State::Rendezvous;
+                self.arrive(h, w, cost.fixed);
+                false
+            }
+        }
+    }
+
+    /// Starts a flow of a worker's task; true when it takes no time.
+    #[inline]
+    fn run(&mut self, h: &Here<'a>, w: u32, class: u32, work: u64) -> bool {
+        let s = &mut *self.s;
+        let worker = &mut s.workers[h.worker0 + w as usize];
+        if work == 0 {
+            worker.state = State::Main;
+            return true;
+        }
+        worker.state = State::Running;
+        s.sharing.start(h.class0 + class, s.timers.now, work, ended::MAIN | w);
+        false
+    }
+
+    /// The first step that cannot run now, and the flag that holds it back.
+    fn step_limit(&self, h: &Here<'a>, task: &TaskC, steps: u32, done: u32) -> (u32, u32) {
+        let now = self.s.timers.now;
+        let (mut limit, mut blocked) = (steps, NONE);
+        let first = (task.wait0 + u32::from(task.waits[0])) as usize;
+        for wait in &h.program.waits[first..first + usize::from(task.waits[1])] {
+            let from = if done == 0 { 0 } else { (u64::from(done) * u64::from(wait.count) / u64::from(steps)) as u32 };
+            for i in from..wait.count {
+                let flag = wait.flag + i * wait.stride;
+                if !self.s.flags.is_met(h.rank, flag, wait.level, now) {
+                    // Step s needs flag floor(s * count / steps): flag i is first needed by step ceil(i * steps / count).
+                    let needed_by = (u64::from(i) * u64::from(steps)).div_ceil(u64::from(wait.count)) as u32;
+                    if needed_by < limit {
+                        (limit, blocked) = (needed_by, flag);
+                    }
+                    break;
+                }
+            }
+        }
+        (limit, blocked)
+    }
+
+    /// Runs a tile's main loop up to the first step whose flag is not there; true when nothing is left to run.
+    #[inline]
+    fn run_steps(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
+        let cost = self.cost_of(task);
+        if cost.main == NONE {
+            // Only the flags and the output remain in this form.
+            let first = task.wait0 + u32::from(task.waits[0]);
+            if let Some(flag) = self.first_unmet(h, first, task.waits[1]) {
+                self.wait_for(h, w, flag, State::Step);
+                return false;
+            }
+            let worker = self.worker(h, w);
+            worker.step = cost.steps;
+            worker.state = State::Main;
+            return true;
+        }
+        let done = self.s.workers[h.worker0 + w as usize].step;
+        let mut limit = cost.steps;
+        if task.waits[1] > 0 {
+            let flag;
+            (limit, flag) = self.step_limit(h, task, cost.steps, done);
+            if limit <= done && flag != NONE {
+                if done == 0 {
+                    // What is not there yet cannot have been loaded ahead.
+                    self.worker(h, w).prefetched = false;
+                }
+                self.wait_for(h, w, flag, State::Step);
+                return false;
+            }
+        }
+        let worker = &mut self.s.workers[h.worker0 + w as usize];
+        worker.step = limit;
+        let mut work = u64::from(limit - done) * cost.step;
+        if done == 0 {
+            work += self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+            if !worker.prefetched {
+                work += cost.fill;
+            }
+        }
+        if limit == cost.steps {
+            work += cost.fixed;
+        }
+        let work = self.clocked(h.rank, work);
+        self.run(h, w, cost.main, work)
+    }
+
+    /// The flow of a task's main part has ended; true when the worker can go on at once.
+    #[inline]
+    fn main_ended(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
+        let cost = self.cost_of(task);
+        if cost.work == Work::Move {
+            self.complete(h, w);
+            true
+        } else if self.worker(h, w).step < cost.steps {
+            self.run_steps(h, w, task)
+        } else {
+            self.output(h, w, task)
+        }
+    }
+
+    /// The main loop is over: waits for the flags that gate the outputs, then writes them.
+    #[inline]
+    fn output(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
+        let first = task.wait0 + u32::from(task.waits[0]) + u32::from(task.waits[1]);
+        if let Some(flag) = self.first_unmet(h, first, task.waits[2]) {
+            self.wait_for(h, w, flag, State::Output);
+            return false;
+        }
+        self.store(h, w, task)
+    }
+
+    /// Begins to write the outputs; true when the worker can go on at once.
+    #[inline]
+    fn store(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
+        let cost = self.cost_of(task);
+        let worker = self.worker(h, w);
+        if worker.storing {
+            // The end of the store before wakes the worker.
+            worker.state = State::StoreBusy;
+            return false;
+        }
+        if cost.out.class == NONE {
+            self.complete(h, w);
+            return true;
+        }
+        if h.any_early {
+            self.raise(h, signals_of(h, task), true);
+        }
+        let s = &mut *self.s;
+        let now = s.timers.now;
+        let worker = &mut s.workers[h.worker0 + w as usize];
+        s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, ended::OUT | w);
+        s.busy[h.role0 + usize::from(worker.role)] += now - worker.start - worker.stalled.min(now - worker.start);
+        worker.storing_task = worker.task;
+        if cost.drain == Drain::Overlap {
+            worker.storing = true;
+            worker.state = State::Free;
+            self.record_task(h, w, NEVER);
+            true
+        } else {
+            worker.state = State::Store;
+            worker.since = now;
+            false
+        }
+    }
+
+    /// The outputs of a task are written.
+    pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32) {
+        let task = &h.program.tasks[self.worker(h, w).storing_task as usize];
+        self.raise(h, signals_of(h, task), false);
+        let now = self.s.timers.now;
+        let worker = &mut self.s.workers[h.worker0 + w as usize];
+        let role = usize::from(worker.role);
+        if worker.storing {
+            worker.storing = false;
+            if worker.state == State::StoreBusy {
+                self.make_runnable(h, w);
+            }
+            self.record_end(h, w);
+        } else {
+            worker.state = State::Free;
+            self.s.busy[h.role0 + role] += now - worker.since;
+            self.make_runnable(h, w);
+            self.record_task(h, w, now);
+        }
+        // A worker only joins roles of its own launch, so that it does not matter which one it is in by now.
+        self.task_done(h, role);
+    }
+
+    /// A task whose writes are done: signals, accounts, frees the worker.
+    pub(super) fn complete(&mut self, h: &Here<'a>, w: u32) {
+        let now = self.s.timers.now;
+        let worker = &mut self.s.workers[h.worker0 + w as usize];
+        worker.state = State::Free;
+        let role = usize::from(worker.role);
+        let task = &h.program.tasks[worker.task as usize];
+        self.s.busy[h.role0 + role] += (now - worker.start).saturating_sub(worker.stalled);
+        for signal in signals_of(h, task) {
+            self.raise_one(h, signal);
+        }
+        self.record_task(h, w, now);
+        self.task_done(h, role);
+    }
+
+    #[inline]
+    pub(super) fn flow(&mut self, h: &Here<'a>, class: u32, work: u64, tag: u32) {
+        self.s.sharing.start(h.class0 + class, self.s.timers.now, work, tag);
+    }
+}
+
+fn signals_of<'a>(h: &Here<'a>, task: &TaskC) -> &'a [SignalC] {
+    let program = h.program;
+    &program.signals[task.signal0 as usize..task.signal0 as usize + usize::from(task.signals)]
+}

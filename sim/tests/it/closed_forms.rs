@@ -1,0 +1,372 @@
+//! Times worked out by hand, exact to the picosecond, on the machine of round numbers.
+//!
+//! A launch takes 3 us. A CTA copies at 50 GB/s after a latency of 1 us (NVLink: 2 us).
+
+use crate::support::*;
+use tilewire_kernels::schedule::{At, Claim, CollectiveKind, CtaCount, Drain, Gate, Op, Role, Signal, Wait};
+use tilewire_kernels::{Fabric, RoleKind, Task};
+use tilewire_sim::compile::{Compiled, Form};
+use tilewire_sim::engine;
+
+fn ib() -> tilewire_sim::Machine {
+    round_machine(Fabric::IbRc)
+}
+
+#[test]
+fn one_copy() {
+    let toy = |at: At| Toy::node(2, vec![compute()]).tasks(move |_, _, _| vec![copy(At::ME, at, 50_000)]);
+    // 3 us launch + 1 us latency + 50,000 B / 50 GB/s = 1 us.
+    assert_eq!(simulate(&toy(At::ME), &ib(), split(1, 0, 0, 0)).end, 5 * US);
+    // A pull pays the latency of NVLink.
+    let pull = Toy::node(2, vec![compute()]).tasks(|_, _, _| vec![copy(At::local(1), At::ME, 50_000)]);
+    assert_eq!(simulate(&pull, &ib(), split(1, 0, 0, 0)).end, 7 * US, "in flight 50,000 B / 2 us = 25 GB/s: 2 us");
+    // A push too keeps its bytes in flight for the time of a remote store.
+    assert_eq!(simulate(&toy(At::local(1)), &ib(), split(1, 0, 0, 0)).end, 6 * US);
+}
+
+#[test]
+fn bytes_in_flight_bound_a_copy() {
+    let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| vec![copy_in_flight(At::ME, At::ME, 50_000, 10_000)]);
+    // 10,000 B / 1 us = 10 GB/s: 5 us, after 1 us.
+    assert_eq!(simulate(&toy, &ib(), split(1, 0, 0, 0)).end, 9 * US);
+}
+
+#[test]
+fn one_tile() {
+    let run = |drain| {
+        let toy = Toy::node(1, vec![compute()]).tasks(move |_, _, _| vec![tile(10, At::ME, drain)]);
+        simulate(&toy, &ib(), split(1, 0, 0, 0)).end
+    };
+    // 3 us, fill 0.1, ten steps of 1 us, epilogue 0.2, store 20,000 B / 50 GB/s = 0.4.
+    assert_eq!(run(Drain::Overlap), 13_700 * NS);
+    assert_eq!(run(Drain::SmemRead), 13_710 * NS);
+    assert_eq!(run(Drain::Visible), 13_720 * NS);
+}
+
+#[test]
+fn two_tiles_overlap_store_and_fill_only_where_the_drain_permits() {
+    let run = |drain| {
+        let toy =
+            Toy::node(1, vec![compute()]).tasks(move |_, _, _| vec![tile(10, At::ME, drain), tile(10, At::ME, drain)]);
+        simulate(&toy, &ib(), split(1, 0, 0, 0)).end
+    };
+    // 3 + 0.1 + 10.2 + 10.2 + 0.4: the second fill and the first store are hidden.
+    assert_eq!(run(Drain::Overlap), 23_900 * NS);
+    // 3 + 2 x (0.1 + 10.2 + 0.41).
+    assert_eq!(run(Drain::SmemRead), 24_420 * NS);
+}
+
+#[test]
+fn one_store_is_outstanding() {
+    // A store of 20,000 B at 5 GB/s takes 4 us, a tile of one step 1.2 us: the store binds from the second on.
+    let machine = with(ib(), &[("sm.copy_cta_gbs", 5.0)]);
+    let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| vec![tile(1, At::ME, Drain::Overlap); 4]);
+    // 3 + 0.1 + 1.2, then four stores of 4 us back to back.
+    assert_eq!(simulate(&toy, &machine, split(1, 0, 0, 0)).end, (4_300 + 16_000) * NS);
+}
+
+#[test]
+fn output_gate_holds_the_store_only() {
+    // The flag comes from a sync of the other role after a copy that ends at 3 + 1 + 20 us.
+    let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+    let gated = |gate| {
+        let toy = Toy::node(1, roles.clone()).tasks(move |_, _, role| {
+            if role == 0 {
+                vec![tile(10, At::ME, Drain::Overlap).wait(Wait { gate, ..wait(0) }), tile(10, At::ME, Drain::Overlap)]
+            } else {
+                vec![copy(At::ME, At::ME, 1_000_000).signal(signal(At::ME, 0))]
+            }
+        });
+        simulate(&toy, &ib(), split(1, 1, 0, 0)).end
+    };
+    // Flag visible at 24.5 us. Output gate: main loop done at 13.3, store from 24.5 on, second tile 24.5 + 10.2 + 0.4.
+    assert_eq!(gated(Gate::Output), 35_100 * NS);
+    // Start gate: 24.5 + 0.1 + 10.2 + 10.2 + 0.4.
+    assert_eq!(gated(Gate::Start), 45_400 * NS);
+}
+
+#[test]
+fn k_step_gate_lets_the_steps_before_run() {
+    // Two flags gate ten steps: the second one holds step 5, it is visible at 24.5 us.
+    let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+    let toy = Toy::node(1, roles).tasks(|_, _, role| {
+        if role == 0 {
+            vec![tile(10, At::ME, Drain::Overlap).wait(Wait::run(FAMILY, 0, 2, 1, 1, Gate::KStep))]
+        } else {
+            vec![sync().signal(signal(At::ME, 0)), copy(At::ME, At::ME, 1_000_000).signal(signal(At::ME, 1))]
+        }
+    });
+    // Steps 5..10 from 24.5 on, epilogue 0.2, store 0.4.
+    assert_eq!(simulate(&toy, &ib(), split(1, 1, 0, 0)).end, 30_100 * NS);
+}
+
+#[test]
+fn a_first_step_that_waits_pays_its_fill() {
+    // The second tile's only flag comes at 24.5 us: nothing of it can have been loaded behind the first one.
+    let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+    let toy = Toy::node(1, roles).tasks(|_, _, role| {
+        if role == 0 {
+            let gated = tile(10, At::ME, Drain::Overlap).wait(Wait::run(FAMILY, 0, 1, 1, 1, Gate::KStep));
+            vec![tile(10, At::ME, Drain::Overlap), gated]
+        } else {
+            vec![copy(At::ME, At::ME, 1_000_000).signal(signal(At::ME, 0))]
+        }
+    });
+    assert_eq!(simulate(&toy, &ib(), split(1, 1, 0, 0)).end, (24_500 + 100 + 10_200 + 400) * NS);
+}
+
+#[test]
+fn flag_chain() {
+    // Sync i waits for flag i and raises flag i + 1: eight hops of 0.5 us.
+    let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| {
+        (0..9)
+            .map(|i| {
+                let task = sync().signal(signal(At::ME, i + 1));
+                if i == 0 { task } else { task.wait(wait(i)) }
+            })
+            .collect()
+    });
+    assert_eq!(simulate(&toy, &ib(), split(9, 0, 0, 0)).end, 7 * US);
+}
+
+#[test]
+fn ring_of_n() {
+    // Every rank pushes a block to the right n - 1 times, each time after the one from the left: 1 us latency, 2 us of
+    // bytes in flight over NVLink, 1 us for the flag.
+    for n in [2_u16, 3, 8] {
+        let toy = Toy::node(n, vec![compute()]).symmetric().tasks(move |_, _, _| {
+            (0..u32::from(n) - 1)
+                .map(|step| {
+                    let task = copy(At::ME, At::local(1), 50_000).signal(signal(At::local(1), step + 1));
+                    if step == 0 { task } else { task.wait(wait(step)) }
+                })
+                .collect()
+        });
+        let steps = u64::from(n) - 1;
+        let expected = 3 * US + steps * 3 * US + (steps - 1) * US;
+        let run = simulate(&toy, &ib(), split(1, 0, 0, 0));
+        assert_eq!(run.end, expected, "{n} ranks");
+        assert!(run.rank_ends.iter().all(|&end| end == expected));
+    }
+}
+
+#[test]
+fn launches_follow_each_other() {
+    let one = |name: &str, after| launch(name, after, vec![Role { ctas: CtaCount::Fixed(1), ..compute() }]);
+    let toy = Toy::node(1, Vec::new())
+        .launches(vec![one("a", vec![]), one("b", vec![0]), one("c", vec![0]), one("d", vec![1, 2])])
+        .tasks(|_, launch, _| vec![copy(At::ME, At::ME, [50_000, 100_000, 200_000, 50_000][launch])]);
+    // a: 3..5; b and c begin at 6 and end at 9 and 11; d: 12..14.
+    let run = simulate(&toy, &ib(), split(0, 0, 0, 0));
+    let us = |from, to| (from * US, to * US);
+    assert_eq!(run.launches, [us(3, 5), us(6, 9), us(6, 11), us(12, 14)]);
+    assert_eq!(run.end, 14 * US);
+}
+
+#[test]
+fn one_put() {
+    // 250,000 B at 25 GB/s and 0.1 us a message: 10.1 us on the wire.
+    let toy = |fabric| {
+        let roles = vec![role(RoleKind::InterSend, Claim::Strided), role(RoleKind::InterReduce, Claim::Strided)];
+        Toy::on(cluster(2, 1), roles).fabric(fabric).tasks(move |rank, _, role| match (rank.node, role) {
+            (0, 0) => vec![put(250_000, 1, 0, publish(fabric), 0, Some(1))],
+            (0, 1) => vec![sync().wait(wait(1))],
+            (_, 1) => vec![sync().wait(wait(0))],
+            _ => vec![sync()],
+        })
+    };
+    let run = |fabric| simulate(&toy(fabric), &round_machine(fabric), split(0, 0, 1, 1));
+    // Push 1, FIFO 1.5, post 0.8, wire 10.1, network 10, NIC flag 0.6: 3 + 24.0.
+    let ib = run(Fabric::IbRc);
+    assert_eq!(ib.rank_ends[1], 27 * US);
+    // The sender: 26.4 + ack 5 + completion 0.4 + host flag 1.5 + 0.5.
+    assert_eq!(ib.rank_ends[0], 33_800 * NS);
+    // The receiver's thread takes 0.4 us for the immediate, its word 1.5 + 0.5 us: 26.4 + 2.4.
+    let efa = run(Fabric::EfaSrd);
+    assert_eq!(efa.rank_ends, [33_800 * NS, 28_800 * NS]);
+}
+
+#[test]
+fn a_put_that_nobody_waits_for_still_ends_the_run() {
+    let toy = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)])
+        .symmetric()
+        .tasks(|_, _, _| vec![put(250_000, 1, 0, publish(Fabric::IbRc), 0, None)]);
+    // The CTA is done at 4 us; the data lands at 26.4 us.
+    assert_eq!(simulate(&toy, &ib(), split(0, 0, 1, 0)).end, 26_400 * NS);
+}
+
+#[test]
+fn puts_of_a_queue_are_in_order_and_those_of_others_share_the_rail() {
+    let toy = |fabric, queues: u16| {
+        Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).fabric(fabric).tasks(
+            move |rank, _, _| {
+                let puts = if rank.node == 0 { 2 } else { 0 };
+                (0..puts).map(|i| put(250_000, 1, i % queues, publish(fabric), u32::from(i), None)).collect()
+            },
+        )
+    };
+    let run = |fabric, queues| simulate(&toy(fabric, queues), &round_machine(fabric), split(0, 0, 1, 0)).end;
+    // Pushed at 4 and 5 us, posted at 6.3 and 7.3 us. In one ordered queue the second begins at 16.4 us; sharing the
+    // rail from 7.3 us on, the first ends at 25.5 and the second at 26.5 us: the last byte leaves at the same time.
+    for (fabric, queues) in [(Fabric::IbRc, 1), (Fabric::IbRc, 2), (Fabric::EfaSrd, 1), (Fabric::EfaSrd, 2)] {
+        assert_eq!(run(fabric, queues), 36_500 * NS, "{fabric} {queues}");
+    }
+}
+
+#[test]
+fn writes_in_flight_are_capped_until_their_completion() {
+    // Cap 2, tiny puts posted at 6.3, 7.3, ... : the third leaves when the first is acknowledged and handled.
+    let toy = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).tasks(|rank, _, _| {
+        let puts = if rank.node == 0 { 3 } else { 0 };
+        (0..puts).map(|i| put(0, 1, 0, publish(Fabric::IbRc), i, None)).collect()
+    });
+    // First: wire 0.1, network 10, ack 5, completion 0.4: 6.3 + 15.5 = 21.8; third lands at 21.8 + 10.1.
+    assert_eq!(simulate(&toy, &ib(), split(0, 0, 1, 0)).end, 31_900 * NS);
+}
+
+#[test]
+fn a_full_fifo_blocks_the_cta_that_pushes() {
+    // Depth 1, a thread that takes 10 us to post: pushes at 4, then each waits for the command before to be taken.
+    let machine = with(ib(), &[("proxy.fifo_depth", 1.0), ("proxy.post_ns", 10_000.0), ("proxy.in_flight", 8.0)]);
+    let toy = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).tasks(|rank, _, _| {
+        let puts = if rank.node == 0 { 3 } else { 0 };
+        (0..puts).map(|i| put(0, 1, 0, publish(Fabric::IbRc), i, None)).collect()
+    });
+    let run = simulate(&toy, &machine, split(0, 0, 1, 0));
+    // First pushed at 4, taken at 5.5. Second arrives at 5 and waits until 5.5, readable at 7, taken at 15.5. Third
+    // arrives at 6.5 and waits until 15.5.
+    let ends: Vec<u64> = run.timeline.iter().map(|t| t.free / NS).collect();
+    assert_eq!(ends, [4_000, 5_500, 15_500]);
+    // Third: readable at 17, taken at 25.5, posted at 35.5, lands 10.1 later.
+    assert_eq!(run.end, 45_600 * NS);
+}
+
+#[test]
+fn shared_bandwidth_is_shared() {
+    // Two CTAs of 50 GB/s each, reading and writing: 200 GB/s of HBM for 100 GB/s.
+    let machine = with(ib(), &[("gpu.hbm_gbs", 100.0)]);
+    let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| vec![copy(At::ME, At::ME, 1_000_000); 2]);
+    // 21 us alone: 40,000,000 B... each flow demands 2,000,000 B / 21 us; both together twice that, over 100 GB/s.
+    let demand = (2_000_000_u64 * US + 10) / 21;
+    let theta = (u128::from(100_000_000_000_u64) << 32) / u128::from(2 * demand);
+    let expected = ((21 * u128::from(US)) << 32).div_ceil(theta) as u64;
+    assert_eq!(simulate(&toy, &machine, split(2, 0, 0, 0)).end, 3 * US + expected);
+    assert!(expected.abs_diff(40 * US) < 100, "4 MB at 100 GB/s: {expected}");
+}
+
+#[test]
+fn lanes_share_their_cta() {
+    // Two lanes of one CTA at 25 GB/s each: two copies of 50,000 B take 2 us side by side.
+    let lanes = Role { lanes: 2, ..compute() };
+    let toy = Toy::node(1, vec![lanes]).tasks(|_, _, _| vec![copy(At::ME, At::ME, 50_000); 2]);
+    let run = simulate(&toy, &ib(), split(1, 0, 0, 0));
+    assert_eq!(run.end, 6 * US);
+    assert_eq!(run.timeline.iter().map(|t| (t.cta, t.lane)).collect::<Vec<_>>(), [(0, 0), (0, 1)]);
+}
+
+#[test]
+fn a_ready_role_takes_what_is_there() {
+    // Tasks 0..3 wait for flags that come in reverse order, 10 us apart; the copies take 2 us.
+    let roles =
+        vec![role(RoleKind::IntraComm, Claim::Strided), role(RoleKind::InterReduce, Claim::Ready { window: 4 })];
+    let toy = |window| {
+        let mut roles = roles.clone();
+        roles[1].claim = Claim::Ready { window };
+        Toy::node(1, roles).tasks(|_, _, role| {
+            if role == 0 {
+                (0..4).map(|i| copy(At::ME, At::ME, 450_000).signal(signal(At::ME, 3 - i))).collect()
+            } else {
+                (0..4).map(|i| copy(At::ME, At::ME, 50_000).wait(wait(i))).collect()
+            }
+        })
+    };
+    // Flags at 3 + 10 i + 0.5: with the whole list in the window each is taken at once, the last at 43.5.
+    let run = simulate(&toy(4), &ib(), split(0, 1, 0, 1));
+    assert_eq!(run.end, 45_500 * NS);
+    // The reducer waited for flags all the time that it did not copy.
+    assert_eq!(run.waits[0][1], 10_500 * NS + 3 * 8 * US);
+    // A window of 1 is the list order: all four after the last flag.
+    assert_eq!(simulate(&toy(1), &ib(), split(0, 1, 0, 1)).end, 51_500 * NS);
+}
+
+#[test]
+fn recycled_ctas_join_the_other_role() {
+    let recycling = Role { recycle: Some(1), ..compute() };
+    let reduce = role(RoleKind::InterReduce, Claim::Ticket);
+    let toy =
+        |first: Role| Toy::node(1, vec![first, reduce.clone()]).tasks(|_, _, _| vec![copy(At::ME, At::ME, 50_000); 4]);
+    // Two CTAs do two rounds of their own; the reducer has done two by then, the other two are done by those.
+    assert_eq!(simulate(&toy(recycling), &ib(), split(2, 0, 0, 1)).end, 9 * US);
+    assert_eq!(simulate(&toy(compute()), &ib(), split(2, 0, 0, 1)).end, 11 * US);
+}
+
+#[test]
+fn early_signals_do_not_wait_for_the_writes() {
+    let toy = |early| {
+        let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+        Toy::node(1, roles).tasks(move |_, _, role| {
+            if role == 0 {
+                vec![tile(10, At::ME, Drain::Overlap).signal(Signal { early, ..signal(At::ME, 0) })]
+            } else {
+                vec![copy(At::ME, At::ME, 50_000).wait(wait(0))]
+            }
+        })
+    };
+    // Main loop done at 13.3, store at 13.7; flag 0.5, copy 2.
+    assert_eq!(simulate(&toy(true), &ib(), split(1, 1, 0, 0)).end, 15_800 * NS);
+    assert_eq!(simulate(&toy(false), &ib(), split(1, 1, 0, 0)).end, 16_200 * NS);
+}
+
+#[test]
+fn reduced_forms() {
+    // One tile into a neighbour's memory, gated by a copy of the other role.
+    let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+    let toy = Toy::node(2, roles).symmetric().tasks(|_, _, role| {
+        if role == 0 {
+            vec![tile(10, At::local(1), Drain::Overlap).wait(wait(0))]
+        } else {
+            vec![copy(At::ME, At::ME, 1_000_000).signal(signal(At::ME, 0))]
+        }
+    });
+    let compiled = Compiled::new(&toy, &ib(), &full()).expect("compiles");
+    let run = |form| engine::run(&compiled, &split(1, 1, 0, 0), form, false).expect("runs").end;
+    // 24.5 + 0.1 + 10.2 + 0.4; the tile alone; copy, flag and store alone.
+    assert_eq!(run(Form::Whole), 35_200 * NS);
+    assert_eq!(run(Form::ComputeOnly), 13_700 * NS);
+    assert_eq!(run(Form::CommOnly), 24_900 * NS);
+}
+
+#[test]
+fn busy_and_wait_fill_the_time_of_a_cta() {
+    // A CTA that waits 21.5 us at the start of its task, then copies for 2 us.
+    let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+    let toy = Toy::node(1, roles).tasks(|_, _, role| {
+        if role == 0 {
+            vec![copy(At::ME, At::ME, 50_000).wait(wait(0))]
+        } else {
+            vec![copy(At::ME, At::ME, 1_000_000).signal(signal(At::ME, 0))]
+        }
+    });
+    let run = simulate(&toy, &ib(), split(1, 1, 0, 0));
+    assert_eq!(run.busy[0], [2 * US, 21 * US]);
+    assert_eq!(run.waits[0], [21_500 * NS, 0]);
+}
+
+#[test]
+fn a_collective_begins_when_the_last_rank_has_come() {
+    // Rank 1 copies for 21 us first; the collective takes 10 us + 1,000,000 B x 3/4 / 100 GB/s.
+    let once = Role { ctas: CtaCount::Fixed(1), ..compute() };
+    let toy = Toy::node(4, Vec::new())
+        .launches(vec![launch("own", vec![], vec![once.clone()]), launch("all", vec![0], vec![once])])
+        .tasks(|rank, launch, _| {
+            let (src, dst) = (bytes(250_000), bytes(1_000_000));
+            match (launch, rank.gpu) {
+                (0, 1) => vec![copy(At::ME, At::ME, 1_000_000)],
+                (0, _) => vec![sync()],
+                _ => vec![Task::new(Op::Collective { kind: CollectiveKind::AllGather, src, dst })],
+            }
+        });
+    // One CTA drives an eighth of the library's channels: 12.5 GB/s, 60 us.
+    let machine = with(ib(), &[("library.all_gather.fill_us", 0.0)]);
+    assert_eq!(simulate(&toy, &machine, split(0, 0, 0, 0)).rank_ends, [(3 + 21 + 1 + 10 + 60) * US; 4]);
+}

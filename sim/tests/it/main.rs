@@ -1,0 +1,16 @@
+//! The simulator against closed forms, slow oracles and properties that any model of this kind must have.
+
+mod bounds;
+mod cases;
+mod closed_forms;
+mod completes;
+mod conservation;
+mod determinism;
+mod metamorphic;
+mod mirror;
+mod noise;
+mod sharing_oracle;
+mod stuck;
+mod support;
+mod topology;
+mod waves;

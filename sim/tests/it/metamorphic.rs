@@ -1,0 +1,130 @@
+//! What must happen to the time when the question changes.
+
+use crate::support::*;
+use tilewire_kernels::schedule::{At, Claim};
+use tilewire_kernels::{Fabric, OptionSet, RoleKind, Schedule};
+use tilewire_sim::compile::{Compiled, Form};
+use tilewire_sim::{Machine, engine};
+
+/// A layered schedule drawn by seed: strided lists of copies to neighbours, each behind flags of the layer before.
+fn draw(seed: u64, larger: Option<usize>) -> Schedule {
+    let mut random = Random(seed);
+    let (layers, width) = (random.within(2, 5) as u32, random.within(2, 12) as u32);
+    let mut tasks = Vec::new();
+    for layer in 0..layers {
+        for i in 0..width {
+            let size = 1_000 * random.within(1, 400) * if larger == Some(tasks.len()) { 3 } else { 1 };
+            let to = At::local(random.within(0, 3) as u16);
+            let mut task = copy(At::ME, to, size).signal(signal(to, layer * width + i));
+            if layer > 0 {
+                // Every flag has one raiser: the same task of the rank that it points away from.
+                task = task.wait(wait((layer - 1) * width + random.within(0, u64::from(width) - 1) as u32));
+            }
+            tasks.push(task);
+        }
+    }
+    Toy::node(4, vec![role(RoleKind::Compute, Claim::Strided)]).symmetric().tasks(move |_, _, _| tasks.clone())
+}
+
+fn end(schedule: &Schedule, machine: &Machine, shared: bool, late: Option<u64>) -> u64 {
+    let noise_seed = late.map(|_| 1);
+    let config = tilewire_sim::Config { noise_seed, ..full() };
+    let mut compiled = Compiled::new(schedule, machine, &config).expect("compiles");
+    if !shared {
+        compiled.capacities.fill((1 << 60, 0));
+    }
+    engine::run(&compiled, &split(3, 0, 0, 0), Form::Whole, false).expect("runs").end
+}
+
+/// The round machine with links and memory that a few CTAs fill, and noise that only delays one rank.
+fn narrow() -> Machine {
+    with(
+        round_machine(Fabric::IbRc),
+        &[
+            ("nvlink.egress_gbs", 80.0),
+            ("nvlink.ingress_gbs", 90.0),
+            ("gpu.hbm_gbs", 300.0),
+            ("noise.network_sigma", 0.0),
+            ("noise.flag_sigma", 0.0),
+            ("noise.clock_sigma", 0.0),
+            ("noise.late_rank_us", 5.0),
+        ],
+    )
+}
+
+#[test]
+fn worse_is_never_faster_without_sharing_and_every_speed_up_with_sharing_has_a_witness() {
+    let machine = narrow();
+    let slower = with(narrow(), &[("sm.copy_cta_gbs", 37.0)]);
+    let mut witnesses = Vec::new();
+    for seed in 0..300 {
+        let (before, more) = (draw(seed, None), draw(seed, Some(seed as usize % 10)));
+        let changes: [(&str, &Schedule, &Machine, Option<u64>); 3] = [
+            ("three times the bytes of a task", &more, &machine, None),
+            ("less bandwidth per CTA", &before, &slower, None),
+            ("a rank 5 us late", &before, &machine, Some(5)),
+        ];
+        for (what, schedule, machine, late) in changes {
+            let alone = [end(&before, &narrow(), false, None), end(schedule, machine, false, late)];
+            assert!(alone[1] >= alone[0], "seed {seed}, {what}, nothing shared: {alone:?}");
+            let shared = [end(&before, &narrow(), true, None), end(schedule, machine, true, late)];
+            if shared[1] < shared[0] {
+                // A flow that comes later leaves others the link: possible, as long as sharing is the reason.
+                witnesses.push(format!("seed {seed}, {what}: {shared:?} ps shared, {alone:?} ps alone"));
+            }
+        }
+    }
+    println!("{} speed-ups by sharing of 900 changes for the worse", witnesses.len());
+    for witness in &witnesses {
+        println!("  {witness}");
+    }
+    assert!(witnesses.len() < 90, "sharing inverts more than a tenth of all changes");
+}
+
+#[test]
+fn halving_every_bandwidth_never_speeds_up_a_kernel() {
+    for name in ["h200-efa", "h200-cx7"] {
+        let machine = shipped_machine(name);
+        let mut half = machine.clone();
+        let rates: Vec<(String, f64)> = machine
+            .params()
+            .into_iter()
+            .filter(|(name, _)| name.ends_with("_gbs"))
+            .map(|(name, param)| (name, param.value / 2.0))
+            .collect();
+        for (name, value) in rates {
+            assert!(half.set(&name, value));
+        }
+        for case in kernels(OptionSet::Published, cluster(2, 8), machine.fabric, 1) {
+            let end = |machine: &Machine| simulate_whole(&case, machine);
+            assert!(end(&half) >= end(&machine), "{}: {} < {}", case.name, end(&half), end(&machine));
+        }
+    }
+}
+
+fn simulate_whole(case: &Case, machine: &Machine) -> u64 {
+    let compiled = Compiled::new(&case.schedule, machine, &full()).expect("compiles");
+    engine::run(&compiled, &case.usual_split(), Form::Whole, false).expect("runs").end
+}
+
+/// C37, source: <https://github.com/aliyun/SimAI/issues/136>, <https://github.com/astra-sim/astra-sim/issues/207>.
+#[test]
+fn c37_doubling_a_communication_bound_payload_doubles_the_time() {
+    for name in ["h200-efa", "h200-cx7"] {
+        // Compute as good as free, so that communication decides.
+        let fast = [("gemm.pipelined.sm_tflops", 1e4), ("gpu.droop_knee_tflops", 1e8), ("gpu.hbm_gbs", 1e5)];
+        let machine = with(shipped_machine(name), &fast);
+        let slower_nic = machine.nic.rail_gbs.value / 2.0;
+        let slower = with(machine.clone(), &[("nic.rail_gbs", slower_nic)]);
+        for kernel in ["gemm_rs", "gemm_ar", "ag_gemm"] {
+            let case = |scale| {
+                let cases = kernels(OptionSet::Tilewire, cluster(2, 4), machine.fabric, scale);
+                cases.into_iter().find(|case| case.schedule.kernel == kernel).expect("the kernel is there")
+            };
+            let (one, two) = (simulate_whole(&case(16), &machine), simulate_whole(&case(32), &machine));
+            let ratio = two as f64 / one as f64;
+            assert!((1.8..=2.05).contains(&ratio), "{kernel} on {name}: {ratio}");
+            assert!(simulate_whole(&case(16), &slower) > one, "{kernel} on {name}: the NIC is not connected");
+        }
+    }
+}

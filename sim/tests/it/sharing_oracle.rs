@@ -1,0 +1,168 @@
+//! Lazy sharing per class against a slow and obvious solver: every flow on its own, every rate again at every event.
+
+use crate::support::Random;
+use tilewire_sim::share::{NEVER, Sharing};
+
+#[derive(Clone)]
+struct Flow {
+    start: u64,
+    class: usize,
+    work: u64,
+}
+
+struct Network {
+    /// Capacity and base demand.
+    resources: Vec<(u64, u64)>,
+    /// (resource, bytes/s at full speed) of each class.
+    classes: Vec<Vec<(u32, u64)>>,
+    flows: Vec<Flow>,
+}
+
+fn draw(seed: u64) -> Network {
+    let mut random = Random(seed);
+    let mut within = |low, high| random.within(low, high);
+    let resources: Vec<(u64, u64)> = (0..within(1, 6))
+        .map(|_| {
+            let capacity = within(1_000, 2_000_000_000_000);
+            (capacity, if within(0, 3) == 0 { within(0, capacity / 2) } else { 0 })
+        })
+        .collect();
+    let classes: Vec<Vec<(u32, u64)>> = (0..within(1, 8))
+        .map(|_| {
+            (0..resources.len() as u32)
+                .filter_map(|r| {
+                    let widest = resources[r as usize].0;
+                    (within(0, 1) == 0).then(|| (r, within(1, widest.max(2))))
+                })
+                .collect()
+        })
+        .collect();
+    let horizon = 10_u64.pow(within(3, 9) as u32);
+    let mut flows: Vec<Flow> = (0..within(1, 40))
+        .map(|_| Flow {
+            // Simultaneous starts and equal works are the rule in the simulator.
+            start: within(0, horizon) / 1_000 * within(0, 1) * 1_000,
+            class: within(0, classes.len() as u64 - 1) as usize,
+            work: [within(1, horizon), 1_000, horizon][within(0, 2) as usize],
+        })
+        .collect();
+    flows.sort_by_key(|flow| flow.start);
+    Network { resources, classes, flows }
+}
+
+/// Ends of all flows, by the definition: at every event, all rates anew, the lowest level first.
+fn slow(network: &Network) -> Vec<u64> {
+    let mut left: Vec<u128> = network.flows.iter().map(|flow| u128::from(flow.work) << 32).collect();
+    let mut ends = vec![NEVER; network.flows.len()];
+    let mut now = 0;
+    loop {
+        let active: Vec<usize> =
+            (0..left.len()).filter(|&f| network.flows[f].start <= now && ends[f] == NEVER).collect();
+        let thetas = slow_thetas(network, &active);
+        let mut next = network.flows.iter().map(|flow| flow.start).filter(|&start| start > now).min().unwrap_or(NEVER);
+        for (&f, &theta) in active.iter().zip(&thetas) {
+            if theta > 0 {
+                next = next.min(now + left[f].div_ceil(theta) as u64);
+            }
+        }
+        if next == NEVER {
+            return ends;
+        }
+        for (&f, &theta) in active.iter().zip(&thetas) {
+            left[f] = left[f].saturating_sub(theta * u128::from(next - now));
+            if left[f] == 0 {
+                ends[f] = next;
+            }
+        }
+        now = next;
+    }
+}
+
+fn slow_thetas(network: &Network, active: &[usize]) -> Vec<u128> {
+    let mut thetas: Vec<Option<u128>> = vec![None; active.len()];
+    loop {
+        // What each resource can still give each flow that has no rate yet; the base slows down with the last of them.
+        let mut levels = Vec::new();
+        for (r, &(capacity, base)) in network.resources.iter().enumerate() {
+            let mut room = u128::from(capacity) << 32;
+            let (mut open, mut waiting) = (u128::from(base), false);
+            for (&f, &theta) in active.iter().zip(&thetas) {
+                for &(_, rate) in network.classes[network.flows[f].class].iter().filter(|d| d.0 == r as u32) {
+                    if let Some(theta) = theta {
+                        room -= theta * u128::from(rate);
+                    } else {
+                        open += u128::from(rate);
+                        waiting = true;
+                    }
+                }
+            }
+            levels.push(if waiting { room / open } else { u128::MAX });
+        }
+        let lowest = levels.iter().copied().min().unwrap_or(u128::MAX);
+        if lowest >= 1 << 32 {
+            return thetas.into_iter().map(|theta| theta.unwrap_or(1 << 32)).collect();
+        }
+        for (&f, theta) in active.iter().zip(&mut thetas) {
+            let demands = &network.classes[network.flows[f].class];
+            if theta.is_none() && demands.iter().any(|&(r, _)| levels[r as usize] == lowest) {
+                *theta = Some(lowest);
+            }
+        }
+    }
+}
+
+/// Ends of all flows by the fast way; nothing may carry more than its capacity on the way.
+fn fast(network: &Network, sharing: &mut Sharing) -> Vec<u64> {
+    let mut ends = vec![NEVER; network.flows.len()];
+    let (mut started, mut tags) = (0, Vec::new());
+    loop {
+        let due = sharing.due().iter().copied().min().unwrap_or(NEVER);
+        let now = due.min(network.flows.get(started).map_or(NEVER, |flow| flow.start));
+        if now == NEVER {
+            return ends;
+        }
+        sharing.finish(0..network.classes.len(), now, &mut tags);
+        for tag in tags.drain(..) {
+            ends[tag as usize] = now;
+        }
+        while let Some(flow) = network.flows.get(started).filter(|flow| flow.start == now) {
+            sharing.start(flow.class as u32, now, flow.work, started as u32);
+            started += 1;
+        }
+        sharing.solve(now, |_| {});
+        for (r, &(capacity, _)) in network.resources.iter().enumerate() {
+            assert!(sharing.carried(r as u32) <= capacity, "resource {r} at {now}");
+        }
+    }
+}
+
+#[test]
+fn equal_on_a_thousand_cases() {
+    for seed in 0..1_000 {
+        let network = draw(seed);
+        let mut sharing = Sharing::new(network.resources.iter().copied());
+        for class in &network.classes {
+            sharing.add_class(0, class.iter().copied());
+        }
+        let expected = slow(&network);
+        assert_eq!(fast(&network, &mut sharing), expected, "seed {seed}");
+        sharing.reset();
+        assert_eq!(fast(&network, &mut sharing), expected, "seed {seed}, in used memory");
+    }
+}
+
+#[test]
+fn max_min_by_hand() {
+    // Flow a crosses both links, b the first, c the second; link 1 takes 10 B/ps-ish units, link 2 takes 30.
+    let mut sharing = Sharing::new([(10_000, 0), (30_000, 0)]);
+    let a = sharing.add_class(0, [(0, 10_000), (1, 10_000)]);
+    let b = sharing.add_class(0, [(0, 10_000)]);
+    let c = sharing.add_class(0, [(1, 40_000)]);
+    for class in [a, b, c] {
+        sharing.start(class, 0, 1_000_000, class);
+    }
+    sharing.solve(0, |_| {});
+    // Link 1 is full at 1/2 for a and b; c gets what is left of link 2: 25,000 of 40,000.
+    assert_eq!([a, b, c].map(|class| sharing.theta(class)), [1 << 31, 1 << 31, (25_000 << 32) / 40_000]);
+    assert_eq!([0, 1].map(|link| sharing.carried(link)), [10_000, 30_000]);
+}
