@@ -19,7 +19,7 @@
 mod engine;
 mod memory;
 mod race;
-mod random;
+pub(crate) mod random;
 mod report;
 
 mod ops;
