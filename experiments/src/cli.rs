@@ -63,7 +63,7 @@ pub struct RunArgs {
     /// Ranks that are simulated.
     #[arg(long, value_enum, default_value_t = ExecutionArg::Folded)]
     pub execution: ExecutionArg,
-    /// How warm the card is [default: sustained, cold with the published protocol, whose loops are short].
+    /// How warm the card is [default: sustained; with the published protocol cold where its loop ends within the machine's cold_ms].
     #[arg(long, value_enum)]
     pub clock: Option<ClockArg>,
 }

@@ -358,6 +358,8 @@ pub struct PublishedProtocol {
     pub stale_arrivals: bool,
     /// Launches are timed one by one.
     pub isolated: bool,
+    /// Launches of a loop, warm-up included.
+    pub launches: u32,
     /// Whether the baseline's collectives could use NVLS.
     pub nvls_in_baseline: Option<bool>,
     /// What the loop does.
@@ -584,8 +586,16 @@ impl Data {
     /// [`DataError`] for a row that is not one.
     pub fn protocols(&self) -> Result<Vec<PublishedProtocol>, DataError> {
         let table = self.table("published/protocols.csv")?;
-        let [kernel, system, stale, isolated, nvls, note, source] =
-            table.find(["kernel", "system", "stale_arrivals", "isolated", "nvls_in_baseline", "note", "source"])?;
+        let [kernel, system, stale, isolated, launches, nvls, note, source] = table.find([
+            "kernel",
+            "system",
+            "stale_arrivals",
+            "isolated",
+            "launches",
+            "nvls_in_baseline",
+            "note",
+            "source",
+        ])?;
         let mut protocols = Vec::with_capacity(table.rows.len());
         for row in &table.rows {
             let cell = |column| table.cell(row, column);
@@ -596,12 +606,33 @@ impl Data {
                     .ok_or_else(|| name.refuse(System::ALL.map(System::name).join(", ")))?,
                 stale_arrivals: cell(stale).required("true or false", |_| true)?,
                 isolated: cell(isolated).required("true or false", |_| true)?,
+                launches: cell(launches).required("a whole number of 1 or more", |&n: &u32| n > 0)?,
                 nvls_in_baseline: cell(nvls).optional("true, false or nothing", |_| true)?,
                 note: cell(note).text.to_owned(),
                 source: cell(source).filled()?.to_owned(),
             });
         }
         Ok(protocols)
+    }
+
+    /// The rows on which fitted machine parameters were chosen: kernel, system, topology, size.
+    ///
+    /// # Errors
+    /// [`DataError`].
+    pub fn fit_rows(&self) -> Result<Vec<FitRow>, DataError> {
+        let table = self.table("published/fit_rows.csv")?;
+        let [kernel, system, topology, size] = table.find(["kernel", "system", "topology", "size"])?;
+        let mut rows = Vec::with_capacity(table.rows.len());
+        for row in &table.rows {
+            let cell = |column| table.cell(row, column);
+            rows.push((
+                cell(kernel).fused_kernel()?.to_owned(),
+                cell(system).filled()?.to_owned(),
+                cell(topology).filled()?.to_owned(),
+                cell(size).required("a whole number of 1 or more", |&n: &u64| n > 0)?,
+            ));
+        }
+        Ok(rows)
     }
 
     /// How a system's bars of one kernel were measured.
@@ -856,10 +887,13 @@ impl Figure {
     }
 }
 
+/// A row on which machine parameters were fitted: kernel, system, topology, size.
+pub type FitRow = (String, String, String, u64);
+
 impl PublishedProtocol {
     /// The protocol as the simulator takes it.
     pub const fn simulated(&self) -> Protocol {
-        Protocol::Published { stale_arrivals: self.stale_arrivals, isolated: self.isolated }
+        Protocol::Published { stale_arrivals: self.stale_arrivals, isolated: self.isolated, launches: self.launches }
     }
 }
 

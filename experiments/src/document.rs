@@ -70,7 +70,7 @@ impl Document {
     }
 
     fn refuse(&self, start: usize, key: &str, problem: &str) -> ExperimentError {
-        let before = &self.text[..self.text.floor_char_boundary(start)];
+        let before = self.text.get(..start).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
         let key = if key.is_empty() { String::new() } else { format!(": {key}") };

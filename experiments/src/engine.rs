@@ -9,7 +9,7 @@ use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
 use tilewire_sim::tune::{TuneConfig, Tuned, tune};
-use tilewire_sim::{Prediction, SimError, Simulation};
+use tilewire_sim::{Clock, Prediction, SimError, Simulation};
 
 /// Simulations that `auto` may spend on a split.
 const AUTO_BUDGET: usize = 400;
@@ -21,8 +21,11 @@ const AUTO_GAP: f64 = 0.01;
 pub struct Prepared {
     /// Schedule.
     pub schedule: Schedule,
-    /// Simulation.
+    /// Simulation with the case's clock, sustained where the protocol's loop decides.
     pub simulation: Simulation,
+    /// The same with a cold card, where the protocol's loop decides.
+    cold: Option<Simulation>,
+    clock: Clock,
     /// Hazards that the checker reports.
     pub hazards: usize,
     name: String,
@@ -70,6 +73,14 @@ pub struct Answer {
     pub schedule_hash: String,
 }
 
+/// The clock's name in tables and files.
+pub const fn clock_name(clock: Clock) -> &'static str {
+    match clock {
+        Clock::Sustained => "sustained",
+        Clock::Cold => "cold",
+    }
+}
+
 /// Builds the schedule of a case.
 ///
 /// # Errors
@@ -92,7 +103,7 @@ pub fn hazards(case: &Case, schedule: &Schedule) -> Result<usize, ExperimentErro
 
 fn fatal_text(case: &Case, findings: &[Finding]) -> String {
     let fatal: Vec<&Finding> = findings.iter().filter(|finding| finding.severity == Severity::Fatal).collect();
-    let first = fatal.first().map_or_else(String::new, |finding| finding.to_string());
+    let first = fatal.first().map_or_else(String::new, ToString::to_string);
     let more = if fatal.len() > 1 { format!("\n  and {} more", fatal.len() - 1) } else { String::new() };
     format!("{first}\n  in {case}{more}")
 }
@@ -106,9 +117,14 @@ impl Prepared {
         let schedule = build(case)?;
         let hazards = hazards(case, &schedule)?;
         let name = case.to_string();
-        let simulation = Simulation::new(&schedule, &case.target.machine, &case.config())
-            .map_err(|source| ExperimentError::Sim { case: name.clone(), source })?;
-        Ok(Self { schedule, simulation, hazards, name })
+        let simulation = |clock| {
+            Simulation::new(&schedule, &case.target.machine, &case.config(clock))
+                .map_err(|source| ExperimentError::Sim { case: name.clone(), source })
+        };
+        let clock = case.clock.unwrap_or_default();
+        let cold = if case.clock.is_none() { Some(simulation(Clock::Cold)?) } else { None };
+        let simulation = simulation(clock)?;
+        Ok(Self { schedule, simulation, cold, clock, hazards, name })
     }
 
     /// Checks that a split fits the machine and gives every role with work a CTA, and no other.
@@ -138,7 +154,7 @@ impl Prepared {
     /// # Errors
     /// [`ExperimentError::Sim`].
     pub fn predict(&self, case: &Case, split: &RoleSplit) -> Result<Answer, ExperimentError> {
-        let prediction = self.simulation.predict(split).map_err(|source| self.error(source))?;
+        let (prediction, clock) = self.run(split).map_err(|source| self.error(source))?;
         Ok(Answer {
             kernel: case.name,
             form: case.form(),
@@ -152,13 +168,24 @@ impl Prepared {
             mode: case.mode(),
             execution: case.execution_name(),
             protocol: case.protocol_name(),
-            clock: case.clock_name(),
+            clock: clock_name(clock),
             seed: case.seed,
             noise: case.noise,
             prediction,
             hazards: self.hazards,
             schedule_hash: schedule_hash(&self.schedule, split).to_string(),
         })
+    }
+
+    /// A loop that ends before the power limit takes hold was timed on a cold card.
+    fn run(&self, split: &RoleSplit) -> Result<(Prediction, Clock), SimError> {
+        if let Some(cold) = &self.cold {
+            let prediction = cold.predict(split)?;
+            if cold.stays_cold((prediction.time_us * 1e6) as u64) {
+                return Ok((prediction, Clock::Cold));
+            }
+        }
+        Ok((self.simulation.predict(split)?, self.clock))
     }
 
     /// Searches the best split.

@@ -554,7 +554,7 @@ mod tests {
         );
         assert_eq!(
             refused(&format!("{shape}split = {{ compute = \"rest\", reduce = {{ from = 9, to = 3 }} }}")),
-            "x.toml:5:57: split.reduce.to: 3, allowed: from (9) to 1024"
+            "x.toml:5:55: split.reduce.to: 3, allowed: from (9) to 1024"
         );
         assert!(
             refused(&format!("{shape}split = [\"auto\", \"comput=3\"]"))

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  figures/KERNEL-TOPOLOGY.png,.svg   bars: published (hatched), predicted (solid), predicted with a fair protocol (pale)
+//!  figures/all.png,.svg               predicted against published, all judged bars
 //!  figures/rows.csv                   a row per published bar
 //!  figures/errors.csv                 a row per kernel, topology and system
 //!  figures/decisions.csv              fused or unfused, published and predicted
@@ -11,13 +12,15 @@
 //! Error of a row = |ln(predicted / published)|; of a group = exp(mean) - 1.
 
 use crate::cli::{FiguresArgs, ProtocolArg};
-use crate::data::{Data, Figure, JUDGED_FROM_SIZE, Judged, Metric, System};
+use crate::data::{Data, Figure, FitRow, JUDGED_FROM_SIZE, Judged, Metric, System};
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::experiment::Experiment;
 use crate::plan::{self, Draft, Source, SplitChoice};
+use crate::plot::axis::label;
 use crate::plot::bars::{BarPlot, BarSeries, Fill};
-use crate::plot::style::{FUSED, UNFUSED};
+use crate::plot::scatter::{DotSeries, ScatterPlot};
+use crate::plot::style::{FUSED, KERNELS, UNFUSED};
 use crate::plot::{self, Frame};
 use crate::provenance::{Output, footer};
 use crate::table::Table;
@@ -34,6 +37,9 @@ use tilewire_sim::machine::Kind;
 /// Published differences below this decide nothing.
 const DECISIVE: f64 = 0.10;
 
+/// Deviation that is shaded in the plot of all bars.
+const BAND: f64 = 0.10;
+
 /// A published bar and what is predicted for it.
 struct Bar {
     kernel: String,
@@ -44,6 +50,8 @@ struct Bar {
     published: f64,
     band: (f64, f64),
     judged: bool,
+    /// A machine parameter was fitted on it.
+    fitted: bool,
     /// Under the protocol that the bar had.
     predicted: Answer,
     /// Under a fresh epoch per launch.
@@ -61,6 +69,9 @@ struct GroupError {
     system: &'static str,
     rows: usize,
     error: f64,
+    test_rows: usize,
+    /// Over the rows on which nothing was fitted.
+    test_error: f64,
     worst_size: u64,
     worst_published_tflops_per_gpu: f64,
     worst_predicted_tflops_per_gpu: f64,
@@ -111,6 +122,7 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
     for plot in plots(&bars, &errors) {
         files.extend(plot::save(&plot.1, &output.path(&plot.0))?);
     }
+    files.extend(plot::save(&all_bars(&bars), &output.path("all"))?);
     for (name, text) in [
         ("rows.csv", rows_csv(&bars)),
         ("errors.csv", csv_of(&errors)),
@@ -173,9 +185,10 @@ fn published(data: &Data) -> Result<Vec<(Figure, Option<Judged>)>, ExperimentErr
 
 fn predict(source: &Source) -> Result<Bars, ExperimentError> {
     let published = published(&source.data)?;
+    let fit_rows = source.data.fit_rows()?;
     let bar = progress::bar(published.len() as u64, "figures");
     let predict = |(figure, judged): &(Figure, Option<Judged>)| {
-        let predicted = predict_bar(source, figure, judged.as_ref());
+        let predicted = predict_bar(source, figure, judged.as_ref(), &fit_rows);
         bar.inc(1);
         predicted
     };
@@ -194,7 +207,12 @@ fn predict(source: &Source) -> Result<Bars, ExperimentError> {
     Ok((bars, failures))
 }
 
-fn predict_bar(source: &Source, figure: &Figure, judged: Option<&Judged>) -> Result<Bar, ExperimentError> {
+fn predict_bar(
+    source: &Source,
+    figure: &Figure,
+    judged: Option<&Judged>,
+    fit_rows: &[FitRow],
+) -> Result<Bar, ExperimentError> {
     let missing = |what: &str| ExperimentError::Finding(format!("{} {}: {what}", figure.kernel, figure.topology));
     let machine = figure.machine().ok_or_else(|| missing("no machine"))?;
     let system = figure.base.ok_or_else(|| missing("no system"))?;
@@ -234,6 +252,9 @@ fn predict_bar(source: &Source, figure: &Figure, judged: Option<&Judged>) -> Res
         published,
         band: judged.map_or((published, published), |row| row.band_tflops),
         judged: judged.is_some(),
+        fitted: fit_rows
+            .iter()
+            .any(|(k, s, t, n)| (k, s.as_str(), t, *n) == (&figure.kernel, system.name(), &figure.topology, size)),
         fair: answer(ProtocolArg::Fair)?,
         predicted,
     })
@@ -253,13 +274,16 @@ fn errors(bars: &[Bar]) -> Vec<GroupError> {
         .into_iter()
         .filter_map(|((kernel, topology, system), bars)| {
             let worst = bars.iter().max_by(|a, b| log_error(a).total_cmp(&log_error(b)))?;
-            let mean = bars.iter().map(|bar| log_error(bar)).sum::<f64>() / bars.len() as f64;
+            let mean = |bars: &[&Bar]| bars.iter().map(|bar| log_error(bar)).sum::<f64>() / bars.len().max(1) as f64;
+            let tests: Vec<&Bar> = bars.iter().copied().filter(|bar| !bar.fitted).collect();
             Some(GroupError {
                 kernel: kernel.to_owned(),
                 topology: topology.to_owned(),
                 system: system.name(),
                 rows: bars.len(),
-                error: mean.exp_m1(),
+                error: mean(&bars).exp_m1(),
+                test_rows: tests.len(),
+                test_error: mean(&tests).exp_m1(),
                 worst_size: worst.size,
                 worst_published_tflops_per_gpu: worst.published,
                 worst_predicted_tflops_per_gpu: worst.predicted.prediction.tflops_per_gpu,
@@ -342,7 +366,7 @@ fn plots(bars: &[Bar], errors: &[GroupError]) -> Vec<(String, BarPlot)> {
                     )),
                 },
                 x_name: x_name.into(),
-                groups: sizes.iter().map(u64::to_string).collect(),
+                groups: sizes.iter().map(|&size| label(size as f64)).collect(),
                 y_name: "TFLOPS per GPU".into(),
                 series: vec![
                     series("mKernel published".into(), false, Fill::Hatched, as_published),
@@ -355,6 +379,42 @@ fn plots(bars: &[Bar], errors: &[GroupError]) -> Vec<(String, BarPlot)> {
             (format!("{kernel}-{topology}"), plot)
         })
         .collect()
+}
+
+/// Predicted against published, all judged bars: kernels by colour, baselines hollow.
+fn all_bars(bars: &[Bar]) -> ScatterPlot {
+    let mut groups: BTreeMap<(&str, bool), Vec<(f64, f64)>> = BTreeMap::new();
+    for bar in bars.iter().filter(|bar| bar.judged) {
+        let point = (bar.published, bar.predicted.prediction.tflops_per_gpu);
+        groups.entry((&bar.kernel, bar.system.is_baseline())).or_default().push(point);
+    }
+    let mut kernels: Vec<&str> = groups.keys().map(|(kernel, _)| *kernel).collect();
+    kernels.dedup();
+    let color = |kernel: &str| {
+        let place = kernels.iter().position(|known| *known == kernel).unwrap_or(0);
+        KERNELS[place % KERNELS.len()]
+    };
+    let judged = bars.iter().filter(|bar| bar.judged);
+    let mean = judged.clone().map(log_error).sum::<f64>() / judged.clone().count().max(1) as f64;
+    ScatterPlot {
+        frame: Frame {
+            title: format!("Predicted against published: error {:.1} %", mean.exp_m1() * 100.0),
+            subtitle: format!("{} judged bars, sizes from {JUDGED_FROM_SIZE}, published protocols", judged.count()),
+            footer: footer("data/published/figures.csv, effective_splits.csv; machines h200-cx7, h200-efa"),
+        },
+        x_name: "published TFLOPS per GPU".into(),
+        y_name: "predicted TFLOPS per GPU".into(),
+        band: BAND,
+        series: groups
+            .into_iter()
+            .map(|((kernel, unfused), points)| DotSeries {
+                name: format!("{kernel}{}", if unfused { ", unfused" } else { "" }),
+                color: color(kernel),
+                hollow: unfused,
+                points,
+            })
+            .collect(),
+    }
 }
 
 /// A bar without a band.
@@ -456,6 +516,8 @@ fn text(
         "system",
         "rows",
         "error",
+        "unfitted rows",
+        "error there",
         "worst: size",
         "published",
         "predicted",
@@ -468,6 +530,8 @@ fn text(
             group.system.to_owned(),
             group.rows.to_string(),
             percent(group.error),
+            group.test_rows.to_string(),
+            if group.test_rows == 0 { "-".into() } else { percent(group.test_error) },
             group.worst_size.to_string(),
             format!("{:.0}", group.worst_published_tflops_per_gpu),
             format!("{:.0}", group.worst_predicted_tflops_per_gpu),

@@ -20,7 +20,6 @@ mod error;
 mod experiment;
 mod figures;
 mod plan;
-#[allow(dead_code, reason = "scatter plots, bands and dots are for measurements")]
 mod plot;
 mod predict;
 mod progress;

@@ -13,7 +13,7 @@ use crate::cli::{CaseArgs, ClockArg, PointArgs, ProtocolArg};
 use crate::data::{Data, DataError, EffectiveSplit, System, read_machine};
 use crate::error::ExperimentError;
 use crate::shape;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -186,8 +186,8 @@ pub struct Case {
     pub noise: bool,
     /// Ranks that are simulated.
     pub execution: Execution,
-    /// How warm the card is.
-    pub clock: Clock,
+    /// How warm the card is; none: as the protocol's loop leaves it.
+    pub clock: Option<Clock>,
     /// Fields of the shape that were not given.
     pub defaults: Vec<(&'static str, u64)>,
 }
@@ -291,11 +291,11 @@ pub fn split(text: &str) -> Result<RoleSplit, Refusal> {
         Refusal::new(Part::Split, format!("{what}, allowed: ROLE=CTAS,... of {roles}; or auto; or published"))
     };
     let mut split = RoleSplit::default();
-    let mut seen = BTreeMap::new();
+    let mut seen = BTreeSet::new();
     for pair in text.split(',') {
         let (name, ctas) = pair.split_once('=').ok_or_else(|| refuse(format!("\"{pair}\"")))?;
         let kind = role(name.trim()).ok_or_else(|| refuse(format!("role \"{}\"", name.trim())))?;
-        if seen.insert(kind, ()).is_some() {
+        if !seen.insert(kind) {
             return Err(refuse(format!("role {} twice", kind.short())));
         }
         let ctas = ctas.trim().parse().ok().filter(|ctas: &u32| *ctas <= 1024);
@@ -384,7 +384,7 @@ impl Draft {
             seed: self.seed,
             noise: self.noise,
             execution: self.execution,
-            clock: self.clock.unwrap_or(if protocol == Protocol::Fair { Clock::Sustained } else { Clock::Cold }),
+            clock: self.clock.or((protocol == Protocol::Fair).then_some(Clock::Sustained)),
             defaults,
         })
     }
@@ -466,12 +466,12 @@ impl Case {
         }
     }
 
-    /// How the simulator runs it.
-    pub fn config(&self) -> Config {
+    /// How the simulator runs it with this clock.
+    pub fn config(&self, clock: Clock) -> Config {
         Config {
             execution: self.execution,
             protocol: self.protocol,
-            clock: self.clock,
+            clock,
             noise_seed: self.noise.then_some(self.seed),
             timeline: false,
         }
@@ -491,14 +491,6 @@ impl Case {
             Execution::Folded => "folded",
             Execution::Mirror => "mirror",
             Execution::Full => "full",
-        }
-    }
-
-    /// The clock's name.
-    pub const fn clock_name(&self) -> &'static str {
-        match self.clock {
-            Clock::Sustained => "sustained",
-            Clock::Cold => "cold",
         }
     }
 

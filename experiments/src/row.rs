@@ -70,6 +70,10 @@ pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
         Outcome::Done(answer) => &answer.split,
         Outcome::Failed(split, _) => split,
     };
+    let clock = match outcome {
+        Outcome::Done(answer) => answer.clock,
+        Outcome::Failed(..) => case.clock.map_or("", crate::engine::clock_name),
+    };
     fields.extend(RoleKind::ALL.map(|kind| split.get(kind).to_string()));
     fields.extend([
         case.set.name().to_owned(),
@@ -77,7 +81,7 @@ pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
         case.protocol_name().to_owned(),
         case.mode().to_owned(),
         case.execution_name().to_owned(),
-        case.clock_name().to_owned(),
+        clock.to_owned(),
         case.seed.to_string(),
         case.noise.to_string(),
     ]);

@@ -37,25 +37,21 @@ fn dump(args: &DumpArgs) -> Result<String, ExperimentError> {
         Some("all") => case.target.cluster.iter().collect(),
         Some(list) => ranks(list, case.target.cluster)?,
     };
-    match &args.output {
-        Some(path) => {
-            let file = File::create(path).map_err(|error| ExperimentError::write(path, error))?;
-            let mut writer = BufWriter::new(file);
-            text::dump(&schedule, split.as_ref(), &ranks, &mut writer)
-                .and_then(|()| writer.flush())
-                .map_err(|error| ExperimentError::write(path, error))?;
-            Ok(format!("wrote {}\n", path.display()))
+    if let Some(path) = &args.output {
+        let file = File::create(path).map_err(|error| ExperimentError::write(path, error))?;
+        let mut writer = BufWriter::new(file);
+        text::dump(&schedule, split.as_ref(), &ranks, &mut writer)
+            .and_then(|()| writer.flush())
+            .map_err(|error| ExperimentError::write(path, error))?;
+        return Ok(format!("wrote {}\n", path.display()));
+    }
+    // Streamed: the text of a large schedule is longer than memory should hold.
+    let mut writer = BufWriter::new(io::stdout().lock());
+    match text::dump(&schedule, split.as_ref(), &ranks, &mut writer).and_then(|()| writer.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(ExperimentError::write("standard output".as_ref(), error))
         }
-        None => {
-            // Streamed: the text of a large schedule is longer than memory should hold.
-            let mut writer = BufWriter::new(io::stdout().lock());
-            match text::dump(&schedule, split.as_ref(), &ranks, &mut writer).and_then(|()| writer.flush()) {
-                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                    Err(ExperimentError::write("standard output".as_ref(), error))
-                }
-                _ => Ok(String::new()),
-            }
-        }
+        _ => Ok(String::new()),
     }
 }
 

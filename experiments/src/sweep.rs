@@ -16,6 +16,7 @@ use crate::{progress, sweep_plots};
 use rayon::prelude::*;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -303,14 +304,14 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
     }
     let mut text = format!("{}\n\n{}", experiment.question, table.without_constants(&["kernel", "cluster"]).render(2));
     if best.len() > SHOWN {
-        text += &format!("  and {} more in rows.csv\n", best.len() - SHOWN);
+        let _ = writeln!(text, "  and {} more in rows.csv", best.len() - SHOWN);
     }
     if experiment.too_large > 0 {
-        text += &format!("\n{} points of the grid left out: more CTAs than SMs\n", experiment.too_large);
+        let _ = writeln!(text, "\n{} points of the grid left out: more CTAs than SMs", experiment.too_large);
     }
-    text += &format!("\n{} of {} points\n", summary.rows.len(), summary.points);
+    let _ = writeln!(text, "\n{} of {} points", summary.rows.len(), summary.points);
     for file in &summary.files {
-        text += &format!("wrote {}\n", file.display());
+        let _ = writeln!(text, "wrote {}", file.display());
     }
     text
 }

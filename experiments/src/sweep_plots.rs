@@ -86,8 +86,10 @@ fn subtitle(case: &Case) -> String {
     format!("{case}, {} options, {} protocol", case.set.name(), case.protocol_name())
 }
 
-fn sources(experiment: &Experiment, case: &Case) -> String {
-    footer(&format!("experiment {}, seed {}, machine {}", experiment.name, experiment.seed, case.target.machine.name))
+fn sources<'a>(experiment: &Experiment, cases: impl IntoIterator<Item = &'a Case>) -> String {
+    let machines: BTreeSet<&str> = cases.into_iter().map(|case| case.target.machine.name.as_str()).collect();
+    let machines = machines.into_iter().collect::<Vec<_>>().join(", ");
+    footer(&format!("experiment {}, seed {}, machine {machines}", experiment.name, experiment.seed))
 }
 
 /// Least time, and its overlap, for every value of a role.
@@ -100,7 +102,7 @@ fn against(experiment: &Experiment, case: &Case, answers: &[&Answer], role: Role
         best.entry(ctas)
             .and_modify(|b| {
                 if time < b.prediction.time_us {
-                    *b = answer
+                    *b = answer;
                 }
             })
             .or_insert(answer);
@@ -110,19 +112,22 @@ fn against(experiment: &Experiment, case: &Case, answers: &[&Answer], role: Role
     let fastest = best.iter().min_by(|a, b| a.1.prediction.time_us.total_cmp(&b.1.prediction.time_us));
     let others = answers.len() > best.len();
     let mut time = Series::line("", FUSED, points(|answer| answer.prediction.time_us));
+    if others {
+        time.band = best.iter().map(|(&ctas, a)| (f64::from(ctas), a.prediction.time_us, slowest[&ctas])).collect();
+    }
     time.mark = fastest.map(|(&ctas, a)| {
         let text = format!("best {:.1} us: {}", a.prediction.time_us, a.split);
         ((f64::from(ctas), a.prediction.time_us), text)
     });
     let overlap = Series::line("", OVERLAP, points(|answer| answer.prediction.overlap * 100.0));
-    let best_of = if others { ", best over the other roles" } else { "" };
+    let best_of = if others { "; line: best over the other roles, shaded: up to the worst" } else { "" };
     LinePlot {
         frame: Frame {
             title: format!("{}: time and overlap against {} SMs", case.name, role.name()),
-            subtitle: subtitle(case),
-            footer: sources(experiment, case),
+            subtitle: subtitle(case) + best_of,
+            footer: sources(experiment, [case]),
         },
-        x_name: format!("{} [SMs]{best_of}", role.name()),
+        x_name: format!("{} [SMs]", role.name()),
         x_spread: Spread::Linear,
         panels: vec![
             Panel { y_name: "time [us]".into(), with_zero: false, series: vec![time] },
@@ -149,7 +154,7 @@ fn heat(experiment: &Experiment, case: &Case, answers: &[&Answer], x: RoleKind, 
         frame: Frame {
             title: format!("{}: time by {} and {} SMs", case.name, x.name(), y.name()),
             subtitle: subtitle(case) + if others { ", best over the other roles" } else { "" },
-            footer: sources(experiment, case),
+            footer: sources(experiment, [case]),
         },
         x_name: format!("{} [SMs]", x.name()),
         xs,
@@ -203,12 +208,13 @@ fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) ->
             })
             .collect()
     };
-    let case = &experiment.groups.first()?.case;
+    let cases = || experiment.groups.iter().map(|group| &group.case);
+    let case = cases().next()?;
     Some(LinePlot {
         frame: Frame {
             title: experiment.question.clone(),
             subtitle: format!("{}; best split of each point", words(&common, case, ", ")),
-            footer: sources(experiment, case),
+            footer: sources(experiment, cases()),
         },
         x_name: "size: m, tokens or sequence".into(),
         x_spread: Spread::Log,

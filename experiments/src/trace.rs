@@ -1,7 +1,8 @@
 //! `trace`: a simulated timeline as a Chrome trace, which ui.perfetto.dev opens.
 //!
 //! ```text
-//!  process = rank     thread = CTA of a role     slice "wait FLAG" = waiting     slice OP = the task
+//!  process = rank     thread = CTA of a role     slice OP = the task
+//!                     slice "wait FLAG" = the CTA has a task and waits; "poll" = it looks for one that is ready
 //!                     thread = its writes        slice OP = writes in flight while the CTA has gone on
 //!  arrows  = from the task that raised a flag last to the task that waited for it
 //!  counters = load of HBM, NVLink, PCIe and NIC of the first rank
@@ -15,8 +16,10 @@ use crate::schedule::ranks;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use tilewire_kernels::schedule::Claim;
 use tilewire_kernels::{Rank, RoleKind, Schedule};
 use tilewire_sim::compile::{Compiled, NONE, ResourceKind};
 use tilewire_sim::engine::{Run, TaskTime};
@@ -61,13 +64,15 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
     let kept = kept.map_err(refuse)?;
 
     let mut text = format!("{title}\n{:.2} us\n", run.end as f64 / 1e6);
-    text += &format!("wrote {} tasks and {} arrows to {}\n", kept.tasks, kept.arrows, args.output.display());
+    let _ = writeln!(text, "wrote {} tasks and {} arrows to {}", kept.tasks, kept.arrows, args.output.display());
     if kept.matching < kept.all {
-        text += &format!("left out {} of {} tasks by rank, role and time\n", kept.all - kept.matching, kept.all);
+        let left_out = kept.all - kept.matching;
+        let _ = writeln!(text, "left out {left_out} of {} tasks by rank, role and time", kept.all);
     }
     if kept.tasks < kept.matching {
-        text += &format!(
-            "left out {} later tasks beyond --max-tasks {}; narrow --ranks, --roles, --from-us or --to-us\n",
+        let _ = writeln!(
+            text,
+            "left out {} later tasks beyond --max-tasks {}; narrow --ranks, --roles, --from-us or --to-us",
             kept.matching - kept.tasks,
             filter.max_tasks
         );
@@ -153,6 +158,7 @@ fn write<W: Write>(title: &str, prepared: &Prepared, run: &Run, filter: &Filter,
     for (task, &threads) in tasks.iter().zip(&threads.of) {
         slices(&mut events, &names, threads, task)?;
     }
+    polls(&mut events, &names, run, &threads, &tasks)?;
     kept.arrows = arrows(&mut events, &names, &threads, &tasks)?;
     counters(&mut events, compiled, run, filter)?;
     writeln!(writer, "\n]}}")?;
@@ -312,6 +318,46 @@ fn slices<W: Write>(
     Ok(())
 }
 
+/// CTAs of roles that take what is ready have no task while they look for one.
+fn polls<W: Write>(
+    events: &mut Events<'_, W>,
+    names: &Names<'_>,
+    run: &Run,
+    threads: &Threads,
+    tasks: &[&TaskTime],
+) -> io::Result<()> {
+    // Of each thread: when its last task was over.
+    let mut over: BTreeMap<(u32, u32), u64> = BTreeMap::new();
+    for (task, &(tid, _)) in tasks.iter().zip(&threads.of) {
+        let role = &names.program(task.rank).roles[task.role as usize];
+        let launched = run.launches[role.launch as usize].0;
+        let since = over.insert((task.rank, tid), task.free.max(task.start)).unwrap_or(launched);
+        if matches!(role.claim, Claim::Ready { .. }) && since < task.taken {
+            events.event(&json!({
+                "ph": "X", "pid": task.rank, "tid": tid, "name": "poll", "cat": "wait",
+                "ts": us(since), "dur": us(task.taken - since), "args": { "role": role.kind.name() },
+            }))?;
+        }
+    }
+    Ok(())
+}
+
+/// Flags that a task may have been held back by: the one that it waited for, or, where CTAs take what is ready, all that
+/// made it so.
+fn held_by(names: &Names<'_>, task: &TaskTime) -> Vec<u32> {
+    let program = names.program(task.rank);
+    if task.waited_for != NONE && task.start > task.taken {
+        return vec![task.waited_for];
+    }
+    if !matches!(program.roles[task.role as usize].claim, Claim::Ready { .. }) {
+        return Vec::new();
+    }
+    let compact = &program.tasks[task.task as usize];
+    let first = compact.wait0 as usize;
+    let waits = &program.waits[first..first + usize::from(compact.waits[0])];
+    waits.iter().flat_map(|wait| (0..wait.count).map(|i| wait.flag + i * wait.stride)).collect()
+}
+
 /// An arrow from the task that raised a flag last before a waiter went on, to the waiter; both must be kept.
 fn arrows<W: Write>(
     events: &mut Events<'_, W>,
@@ -336,18 +382,20 @@ fn arrows<W: Write>(
             raisers.entry((number(0, signal.dg), signal.flag)).or_default().push((task.end, i));
         }
     }
-    raisers.values_mut().for_each(|ends| ends.sort_unstable());
+    for ends in raisers.values_mut() {
+        ends.sort_unstable();
+    }
     let mut count = 0;
     for (task, &(tid, _)) in tasks.iter().zip(&threads.of) {
-        if task.waited_for == NONE || task.start <= task.taken {
-            continue;
-        }
-        let Some(ends) = raisers.get(&(task.rank, task.waited_for)) else { continue };
-        let before = ends.partition_point(|&(end, _)| end <= task.start);
-        let Some(&(end, raiser)) = before.checked_sub(1).and_then(|last| ends.get(last)) else { continue };
+        let last = |flag: u32| {
+            let ends = raisers.get(&(task.rank, flag))?;
+            let before = ends.partition_point(|&(end, _)| end <= task.start);
+            ends.get(before.checked_sub(1)?).map(|&(end, raiser)| (end, raiser, flag))
+        };
+        let Some((end, raiser, flag)) = held_by(names, task).into_iter().filter_map(last).max() else { continue };
         let from = tasks[raiser];
         count += 1;
-        let flag = names.flag(task.waited_for);
+        let flag = names.flag(flag);
         let (own, writes) = threads.of[raiser];
         events.event(&json!({
             "ph": "s", "id": count, "pid": from.rank, "tid": writes.unwrap_or(own), "name": flag, "cat": "flag",

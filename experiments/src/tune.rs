@@ -8,7 +8,7 @@ use crate::provenance::Output;
 use crate::table::Table;
 use crate::{predict, progress};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use tilewire_kernels::{RoleKind, RoleSplit};
 use tilewire_sim::tune::{TuneConfig, Tuned};
@@ -84,14 +84,14 @@ fn us(ps: u64) -> f64 {
 fn text(case: &Case, answer: &Answer, tuned: &Tuned) -> String {
     let mut text = predict::text(case, answer);
     let mut table = Table::new(["compute", "intra_comm", "inter_send", "inter_reduce", "time_us", "slower"]);
-    let mut fastest: BTreeMap<(u64, RoleSplit), ()> = BTreeMap::new();
+    let mut fastest: BTreeSet<(u64, RoleSplit)> = BTreeSet::new();
     for tried in &tuned.tried {
         if let Some(time) = tried.time_ps {
-            fastest.insert((time, tried.split), ());
+            fastest.insert((time, tried.split));
         }
     }
     let best = tuned.time_ps.max(1) as f64;
-    for &(time, split) in fastest.keys().take(SHOWN) {
+    for &(time, split) in fastest.iter().take(SHOWN) {
         let mut row: Vec<String> = RoleKind::ALL.map(|kind| split.get(kind).to_string()).to_vec();
         row.push(format!("{:.2}", us(time)));
         row.push(format!("{:.2} %", (time as f64 / best - 1.0) * 100.0));

@@ -2,10 +2,21 @@
 //!
 //! ```text
 //! Schedule ──▶ values: functional executor on the CPU, every interleaving legal   (this is what proves values)
+//!    │
+//!    └─ lower ─▶ Program ─▶ launch: device interpreter on one GPU   ◀── device: driver, NVRTC
+//!                             │  FIFO in host memory                ◀── memory
+//!                             └▶ proxy: puts by the copy engines
+//!                measure: inputs, comparison with the reference, times
 //! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
 //! ```
 //!
 //! Builds everywhere; nothing here predicts a time.
 
+pub mod device;
+pub mod launch;
+pub mod lower;
+pub mod measure;
+pub mod memory;
 pub mod probe;
+pub mod proxy;
 pub mod values;

@@ -6,8 +6,7 @@ use tilewire_kernels::kernel::{Element, Expected, Slice};
 use tilewire_kernels::options::{OptionSpec, Value};
 use tilewire_kernels::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, CollectiveKind, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily,
-    GatherEntry, Launch, MainLoop, Op, Partial, Place, Publish, Region, Role, Signal, Symmetry, TableSlice, TaskSource,
-    Wait,
+    GatherEntry, Launch, Op, Partial, Place, Publish, Region, Role, Signal, Symmetry, TableSlice, TaskSource, Wait,
 };
 use tilewire_kernels::{
     Blocked, BuildError, Cluster, Fabric, Kernel, OptionSet, Options, Problem, ProblemKind, Rank, RoleKind, RoleSplit,
@@ -307,7 +306,7 @@ fn attention_tile(from: u64, to: u64, state: bool, out: Option<u64>, first: bool
         last: out.is_some(),
         tile: [2, 2],
         stages: 2,
-        main_loop: MainLoop::Pipelined,
+        main_loop: tilewire_kernels::schedule::MainLoop::Pipelined,
     })
 }
 

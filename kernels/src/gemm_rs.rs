@@ -15,6 +15,7 @@
 //! no packing. Staging starts from zeros (`staging = helper_zero`) or from the owner's own tile, whose store opens the
 //! chunk for the others' adds (`staging = owner_store`): no zeros to write, no helper launch.
 
+use crate::check::MAX_READY_FLAGS;
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, divides,
@@ -81,7 +82,7 @@ const OPTIONS: &[OptionSpec] = &[
     },
     OptionSpec {
         name: "reduce_order",
-        doc: "Reduce chunks as they become ready, or in list order.",
+        doc: "Reduce chunks as they become ready (to 32 nodes), or in list order.",
         values: Values::Words(&["any", "in_order"]),
     },
     OptionSpec {
@@ -293,7 +294,8 @@ impl Plan {
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",
-            any_reduce: options.word("reduce_order") == "any",
+            // A task of a Ready role waits for few flags; this one for `ready` and for an arrival from every other node.
+            any_reduce: options.word("reduce_order") == "any" && nodes <= MAX_READY_FLAGS,
             recycle: options.flag("recycle"),
             queues: options.int("queues"),
             reduce_in_flight_bytes: options.int("reduce_in_flight_bytes") as u32,

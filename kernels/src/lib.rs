@@ -15,6 +15,7 @@ pub mod baseline;
 pub mod blocked;
 pub mod check;
 pub mod cluster;
+pub mod cuda;
 pub mod encode;
 pub mod gemm_ar;
 pub mod gemm_rs;

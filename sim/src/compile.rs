@@ -352,6 +352,10 @@ pub struct Times {
     pub dependent: u64,
     /// Isolated launch.
     pub isolated: u64,
+    /// Cost of an iteration of a back-to-back loop.
+    pub iteration: u64,
+    /// Load until the clock is the sustained one.
+    pub cold: u64,
     /// SMs.
     pub sms: u32,
     /// Rails.
@@ -1330,6 +1334,8 @@ impl Times {
             launch: ps_from_us(launch.command_us.value),
             dependent: ps_from_us(launch.dependent_us.value),
             isolated: ps_from_us(launch.isolated_us.value),
+            iteration: ps_from_us(launch.iteration_us.value),
+            cold: ps_from_us(machine.gpu.cold_ms.value * 1e3),
             sms: machine.gpu.sms.value as u32,
             rails: machine.nic.rails.value as u32,
         }

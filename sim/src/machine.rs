@@ -90,6 +90,8 @@ section! {
         cold_knee_tflops,
         /// As `droop_static_tflops`, for the first tens of milliseconds after the card was idle.
         cold_static_tflops,
+        /// Load until the power limit takes hold of a card that was idle.
+        cold_ms,
     }
 }
 
@@ -238,6 +240,8 @@ section! {
         block_ns,
         /// Skew between ranks, host synchronisation and event records of one isolated, timed launch.
         isolated_us,
+        /// What one iteration of a published back-to-back loop costs beside its kernels.
+        iteration_us,
     }
 }
 

@@ -33,6 +33,8 @@ pub enum Protocol {
         stale_arrivals: bool,
         /// Launches are timed one by one, so that skew and synchronisation of an isolated launch count.
         isolated: bool,
+        /// Launches of the loop, warm-up included: how long the card is under load.
+        launches: u32,
     },
 }
 
@@ -172,7 +174,7 @@ pub struct Simulation {
     compiled: Compiled,
     families: Vec<String>,
     useful_flops: u64,
-    isolated: bool,
+    protocol: Protocol,
     nodes: f64,
     pool: engine::Pool,
 }
@@ -187,7 +189,7 @@ impl Simulation {
             compiled: Compiled::new(schedule, machine, config)?,
             families: schedule.flags.iter().map(|f| f.name.clone()).collect(),
             useful_flops: schedule.useful_flops,
-            isolated: matches!(config.protocol, Protocol::Published { isolated: true, .. }),
+            protocol: config.protocol,
             nodes: f64::from(schedule.cluster.nodes),
             pool: engine::Pool::default(),
         })
@@ -211,12 +213,29 @@ impl Simulation {
     /// # Errors
     /// As [`Simulation::run`].
     pub fn time_ps(&self, split: &RoleSplit) -> Result<u64, SimError> {
-        Ok(self.run(split, Form::Whole, false)?.end + self.protocol_ps())
+        Ok(self.timed(self.run(split, Form::Whole, false)?.end))
     }
 
-    /// What the protocol adds to every run, ps.
-    pub(crate) fn protocol_ps(&self) -> u64 {
-        if self.isolated { self.compiled.times.isolated } else { 0 }
+    /// What the benchmark's clock shows for a run that takes `ps`.
+    ///
+    /// An isolated launch pays for skew and synchronisation, a launch of a back-to-back loop for what the host does
+    /// between two of them.
+    pub(crate) fn timed(&self, ps: u64) -> u64 {
+        match self.protocol {
+            Protocol::Published { isolated: true, .. } => ps + self.compiled.times.isolated,
+            Protocol::Published { stale_arrivals: true, .. } => ps + self.compiled.times.iteration,
+            Protocol::Fair | Protocol::Published { .. } => ps,
+        }
+    }
+
+    /// Whether a loop of the protocol's launches of this length ends before the power limit slows the card down.
+    pub fn stays_cold(&self, ps: u64) -> bool {
+        match self.protocol {
+            Protocol::Fair => false,
+            // The host waits between isolated launches; each one finds an idle card.
+            Protocol::Published { isolated: true, .. } => ps < self.compiled.times.cold,
+            Protocol::Published { launches, .. } => ps.saturating_mul(u64::from(launches)) < self.compiled.times.cold,
+        }
     }
 
     /// Runs one split and its reduced forms.
@@ -225,16 +244,16 @@ impl Simulation {
     /// As [`Simulation::run`].
     pub fn predict(&self, split: &RoleSplit) -> Result<Prediction, SimError> {
         let whole = self.run(split, Form::Whole, false)?;
-        let compute = self.run(split, Form::ComputeOnly, false)?.end + self.protocol_ps();
-        let comm = self.run(split, Form::CommOnly, false)?.end + self.protocol_ps();
-        Ok(self.report(split, &whole, compute, comm))
+        let compute = self.timed(self.run(split, Form::ComputeOnly, false)?.end);
+        let comm = self.timed(self.run(split, Form::CommOnly, false)?.end);
+        Ok(self.report(&whole, compute, comm))
     }
 
-    fn report(&self, split: &RoleSplit, whole: &Run, compute: u64, comm: u64) -> Prediction {
-        let time = whole.end + self.protocol_ps();
+    fn report(&self, whole: &Run, compute: u64, comm: u64) -> Prediction {
+        let time = self.timed(whole.end);
         let slowest = (0..whole.rank_ends.len()).max_by_key(|&r| (whole.rank_ends[r], Reverse(r))).unwrap_or(0);
         let overlap = (compute as f64 + comm as f64 - time as f64) / compute.min(comm).max(1) as f64;
-        let (bound_by, bound_us) = self.bound(split, whole);
+        let (bound_by, bound_us) = self.bound(whole);
         let program = &self.compiled.programs[self.compiled.program_of[slowest] as usize];
         let put_bytes = program.put_bytes as f64;
         let wire_gbs = put_bytes / (time as f64 / 1e12) / 1e9;
@@ -259,7 +278,7 @@ impl Simulation {
     }
 
     /// The resource with the largest lower bound on the time, and that bound in us.
-    pub fn bound(&self, split: &RoleSplit, whole: &Run) -> (BoundBy, f64) {
+    pub fn bound(&self, whole: &Run) -> (BoundBy, f64) {
         let mut best = (BoundBy::Latency, 0.0);
         let mut offer = |bound: BoundBy, us: f64| {
             if us > best.1 {
@@ -277,7 +296,6 @@ impl Simulation {
             let workers = if helped { f64::from(self.compiled.times.sms) } else { workers };
             offer(bound, role.work_ps as f64 / workers / 1e6);
         }
-        let _ = split;
         let rails = self.compiled.times.rails;
         for &(kind, total) in &self.compiled.programs[0].totals {
             let bound = match kind {
@@ -312,7 +330,8 @@ impl Simulation {
             let wait: u64 =
                 of_kind().map(|(r, _)| run.waits[rank][r * families..(r + 1) * families].iter().sum::<u64>()).sum();
             let lanes = of_kind().map(|(_, role)| role.lanes).max().unwrap_or(1);
-            let present = u64::from(ctas * lanes) * run.end;
+            // CTAs of other roles that recycle into this one add to the time of its own.
+            let present = (u64::from(ctas * lanes) * run.end).max(busy + wait);
             reports.push(RoleReport {
                 role: kind,
                 ctas,

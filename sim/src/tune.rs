@@ -241,8 +241,8 @@ impl Bounds {
             return None;
         }
         let mut most = self.high;
-        for k in 0..4 {
-            most[k] = most[k].min(sms - (least - self.low[k]));
+        for (most, low) in most.iter_mut().zip(self.low) {
+            *most = (*most).min(sms - (least - low));
         }
         Some(most)
     }
@@ -250,8 +250,8 @@ impl Bounds {
     /// A promising split of the box: communication roles at the lower third, compute gets the rest.
     fn candidate(&self, sms: u32) -> [u32; 4] {
         let mut counts = self.low;
-        for k in 1..4 {
-            counts[k] += (self.high[k].min(sms) - self.low[k]) / 3;
+        for ((count, low), high) in counts.iter_mut().zip(self.low).zip(self.high).skip(1) {
+            *count += (high.min(sms) - low) / 3;
         }
         let others: u32 = counts[1..].iter().sum();
         if others + self.low[0] > sms {
@@ -323,11 +323,10 @@ pub fn tune(
         }
     };
     push(&mut boxes, whole, &mut created);
-    let extra = simulation.protocol_ps();
     let lower = loop {
         let best = search.best.map_or(u64::MAX, |b| b.0);
         let Some(&Reverse((lowest, ..))) = boxes.peek() else { break best };
-        let lowest = lowest + extra;
+        let lowest = simulation.timed(lowest);
         if lowest >= best {
             break best;
         }
@@ -338,7 +337,7 @@ pub fn tune(
         let mut batch = Vec::new();
         while batch.len() < BATCH {
             let Some(Reverse((lowest, _, b))) = boxes.pop() else { break };
-            if lowest + extra >= best {
+            if simulation.timed(lowest) >= best {
                 break;
             }
             batch.push(b.candidate(sms));

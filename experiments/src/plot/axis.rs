@@ -27,7 +27,7 @@ impl Axis {
     /// An axis with round ticks that holds all values, and zero if asked.
     pub fn linear(values: impl IntoIterator<Item = f64>, with_zero: bool) -> Self {
         let (low, high) = range(values.into_iter().chain(with_zero.then_some(0.0)));
-        let step = round_step((high - low) / 6.0);
+        let step = round_step((high - low) / 7.0);
         let low = (low / step).floor() * step;
         let high = (high / step).ceil() * step;
         let count = ((high - low) / step).round() as i64;
@@ -88,7 +88,7 @@ impl Axis {
             canvas.text(&label(tick), (x, area.bottom + 10.0), letters(14.0).at(HPos::Center, VPos::Top))?;
         }
         canvas.line((area.left, area.bottom), (area.right, area.bottom), INK, 1.0)?;
-        let middle = (area.left + area.right) / 2.0;
+        let middle = f64::midpoint(area.left, area.right);
         canvas.text(name, (middle, area.bottom + 36.0), letters(15.0).at(HPos::Center, VPos::Top))
     }
 
@@ -114,8 +114,11 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     if low > high {
         return (0.0, 1.0);
     }
-    let apart = (high.abs() * 0.05).max(1e-6);
-    if high - low < apart * 1e-3 { (low - apart, high + apart) } else { (low, high) }
+    if high - low > high.abs() * 1e-4 {
+        return (low, high);
+    }
+    let apart = if high == 0.0 { 1.0 } else { high.abs() * 0.05 };
+    (low - apart, high + apart)
 }
 
 /// 1, 2 or 5 times a power of ten, at least `step`.

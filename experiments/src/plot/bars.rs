@@ -64,7 +64,7 @@ impl Drawing for BarPlot {
             for (s, series) in self.series.iter().enumerate() {
                 let left = first + s as f64 * bar;
                 if let Some(Some(value)) = series.values.get(g) {
-                    self.bar(canvas, series, *value, (left, bar), (&area, &y))?;
+                    draw_bar(canvas, series, *value, (left, bar), (&area, &y))?;
                 }
             }
             canvas.text(name, (middle, area.bottom + 10.0), letters(15.0).at(HPos::Center, VPos::Top))?;
@@ -76,34 +76,6 @@ impl Drawing for BarPlot {
 }
 
 impl BarPlot {
-    fn bar<DB: DrawingBackend>(
-        &self,
-        canvas: &Canvas<'_, DB>,
-        series: &BarSeries,
-        (value, low, high): (f64, f64, f64),
-        (left, width): (f64, f64),
-        (area, y): (&Area, &Axis),
-    ) -> Drawn {
-        let inset = (width * 0.06).min(3.0);
-        let shape =
-            Area { left: left + inset, top: y.y(area, value), right: left + width - inset, bottom: area.bottom };
-        paint(canvas, shape, series)?;
-        let middle = left + width / 2.0;
-        if high > low {
-            let (top, bottom) = (y.y(area, high), y.y(area, low));
-            // A pale edge keeps the whisker readable on a hatched bar.
-            canvas.line((middle, top), (middle, bottom), PAPER, 4.0)?;
-            canvas.line((middle, top), (middle, bottom), INK, 1.5)?;
-            for end in [top, bottom] {
-                canvas.line((middle - 5.0, end), (middle + 5.0, end), INK, 1.5)?;
-            }
-        }
-        let top = y.y(area, value.max(high));
-        let text = if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") };
-        let size = (width / 2.6).clamp(9.0, 13.0);
-        canvas.text(&text, (middle, top - 4.0), letters(size).at(HPos::Center, VPos::Bottom))
-    }
-
     fn legend<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>) -> Drawn {
         let mut x = 112.0;
         let y = 106.0;
@@ -120,6 +92,32 @@ impl BarPlot {
         }
         Ok(())
     }
+}
+
+fn draw_bar<DB: DrawingBackend>(
+    canvas: &Canvas<'_, DB>,
+    series: &BarSeries,
+    (value, low, high): (f64, f64, f64),
+    (left, width): (f64, f64),
+    (area, y): (&Area, &Axis),
+) -> Drawn {
+    let inset = (width * 0.06).min(3.0);
+    let shape = Area { left: left + inset, top: y.y(area, value), right: left + width - inset, bottom: area.bottom };
+    paint(canvas, shape, series)?;
+    let middle = left + width / 2.0;
+    if high > low {
+        let (top, bottom) = (y.y(area, high), y.y(area, low));
+        // A pale edge keeps the whisker readable on a hatched bar.
+        canvas.line((middle, top), (middle, bottom), PAPER, 4.0)?;
+        canvas.line((middle, top), (middle, bottom), INK, 1.5)?;
+        for end in [top, bottom] {
+            canvas.line((middle - 5.0, end), (middle + 5.0, end), INK, 1.5)?;
+        }
+    }
+    let top = y.y(area, value.max(high));
+    let text = if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") };
+    let size = (width / 2.6).clamp(9.0, 13.0);
+    canvas.text(&text, (middle, top - 4.0), letters(size).at(HPos::Center, VPos::Bottom))
 }
 
 fn paint<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, shape: Area, series: &BarSeries) -> Drawn {

@@ -115,18 +115,25 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
     /// Paper, title, subtitle and footer.
     pub fn frame(&self, frame: &Frame) -> Drawn {
         self.area.fill(&PAPER).map_err(|e| e.to_string())?;
-        let title = self.fitting(&frame.title, 24.0, f64::from(SIZE.0) - 80.0);
-        self.text(&frame.title, (40.0, 38.0), letters(title).bold())?;
-        let subtitle = self.fitting(&frame.subtitle, 15.0, f64::from(SIZE.0) - 80.0);
-        self.text(&frame.subtitle, (40.0, 68.0), letters(subtitle).color(QUIET))?;
-        let footer = self.fitting(&frame.footer, 12.0, f64::from(SIZE.0) - 80.0);
-        self.text(&frame.footer, (40.0, f64::from(SIZE.1) - 18.0), letters(footer).color(QUIET))
+        self.text_within(&frame.title, (40.0, 38.0), letters(24.0).bold())?;
+        self.text_within(&frame.subtitle, (40.0, 68.0), letters(15.0).color(QUIET))?;
+        self.text_within(&frame.footer, (40.0, f64::from(SIZE.1) - 18.0), letters(12.0).color(QUIET))
     }
 
-    /// The largest size up to `size` at which text is no wider than `width`.
-    fn fitting(&self, text: &str, size: f64, width: f64) -> f64 {
-        let needed = self.width(text, letters(size).bold());
-        if needed > width { (size * width / needed).max(7.0) } else { size }
+    /// Text that ends before the right margin: a little smaller if need be, then cut.
+    fn text_within(&self, text: &str, at: Point, lettering: Lettering) -> Drawn {
+        let room = f64::from(SIZE.0) - 40.0 - at.0;
+        let needed = self.width(text, lettering);
+        let size = lettering.size * (room / needed.max(1.0)).clamp(0.75, 1.0);
+        let lettering = Lettering { size, ..lettering };
+        let mut text = text.to_owned();
+        if self.width(&text, lettering) > room + 1.0 {
+            while !text.is_empty() && self.width(&text, lettering) > room - 16.0 {
+                text.pop();
+            }
+            text = format!("{}\u{2026}", text.trim_end());
+        }
+        self.text(&text, at, lettering)
     }
 
     /// A line through points.

@@ -129,14 +129,17 @@ impl HeatMap {
         }
         canvas.text(&self.value_name, (bar.left, area.top + 4.0), letters(14.0))?;
         if let Some((x, y, value)) = self.best() {
-            let text = format!(
-                "best: {} {:.2} at {} {}, {} {}",
-                self.value_name, value, self.x_name, self.xs[x], self.y_name, self.ys[y]
-            );
+            let (x_name, y_name) = (bare(&self.x_name), bare(&self.y_name));
+            let text = format!("best: {value:.2} at {x_name} {}, {y_name} {}", self.xs[x], self.ys[y]);
             canvas.text(&text, (area.left, area.top - 14.0), letters(14.0).bold())?;
         }
         Ok(())
     }
+}
+
+/// The name of an axis without its unit.
+fn bare(name: &str) -> &str {
+    name.split(" [").next().unwrap_or(name)
 }
 
 /// A value with as many digits as its neighbours need to differ.

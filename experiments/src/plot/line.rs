@@ -122,7 +122,7 @@ impl Panel {
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>, area: &Area, x: &Axis) -> Drawn {
         let values = || self.series.iter().flat_map(Series::ys).filter(|value| value.is_finite());
         // An axis that spans less than a tenth of its values makes noise look like a result.
-        let calm = values().max_by(f64::total_cmp).map(|highest| highest * 0.9);
+        let calm = values().max_by(f64::total_cmp).filter(|highest| *highest > 0.0).map(|highest| highest * 0.9);
         let y = Axis::linear(values().chain(calm), self.with_zero);
         y.draw_y(canvas, area, &self.y_name)?;
         let place = |(vx, vy): Point| (x.x(area, vx), y.y(area, vy));

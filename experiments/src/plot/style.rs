@@ -27,6 +27,10 @@ pub const FUSED_SERIES: [RGBColor; 5] =
 pub const UNFUSED_SERIES: [RGBColor; 5] =
     [UNFUSED, RGBColor(230, 159, 0), RGBColor(204, 121, 167), RGBColor(140, 50, 20), RGBColor(200, 180, 60)];
 
+/// Dots of different kernels.
+pub const KERNELS: [RGBColor; 6] =
+    [FUSED, UNFUSED, OVERLAP, RGBColor(204, 121, 167), RGBColor(230, 159, 0), RGBColor(90, 90, 90)];
+
 /// Stops of the heat map's colours, from least to largest: even steps in lightness (viridis).
 const STOPS: [RGBColor; 9] = [
     RGBColor(253, 231, 37),

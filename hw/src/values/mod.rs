@@ -19,7 +19,7 @@
 mod engine;
 mod memory;
 mod race;
-mod random;
+pub(crate) mod random;
 mod report;
 
 mod ops;
@@ -116,6 +116,57 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
     }
     report.races = tracker.map_or_else(BTreeMap::new, |tracker| tracker.races).into_values().collect();
     Ok(report)
+}
+
+/// What some runs showed.
+#[derive(Debug, Default)]
+pub struct Trials {
+    /// Runs that ended with right values.
+    pub passed: u32,
+    /// The first run that did not, with its scheduler and seed.
+    pub failure: Option<(Scheduler, u64, ExecError)>,
+    /// Races, one for each signature, over all runs.
+    pub races: Vec<Race>,
+}
+
+impl Trials {
+    /// Whether all runs passed and none had a race.
+    pub const fn is_clean(&self) -> bool {
+        self.failure.is_none() && self.races.is_empty()
+    }
+}
+
+/// Runs a schedule once for each scheduler and seed, until one fails.
+pub fn check_values(
+    schedule: &Schedule,
+    kernel: &dyn Kernel,
+    spec: &Spec,
+    config: &Config,
+    trials: &[(Scheduler, u64)],
+) -> Trials {
+    let mut races = BTreeMap::new();
+    let mut result = Trials::default();
+    for &(scheduler, seed) in trials {
+        let found = match run(schedule, kernel, spec, &Config { seed, scheduler, ..*config }) {
+            Ok(report) => {
+                result.passed += 1;
+                report.races
+            }
+            Err(error) => {
+                let found = if let ExecError::Wrong(_, races) = &error { races.clone() } else { Vec::new() };
+                result.failure = Some((scheduler, seed, error));
+                found
+            }
+        };
+        for race in found {
+            races.entry(race.signature()).or_insert(race);
+        }
+        if result.failure.is_some() {
+            break;
+        }
+    }
+    result.races = races.into_values().collect();
+    result
 }
 
 /// Collects and checks the tasks of all ranks.

@@ -6,7 +6,7 @@ pub(super) struct Rng(u64);
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// SplitMix64's output function: a bijection that mixes all bits.
-pub(super) const fn mix(value: u64) -> u64 {
+pub(crate) const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     value ^ (value >> 31)
@@ -50,7 +50,7 @@ fn name_hash(name: &str) -> u64 {
 /// of `s(r) s(c)`: they do not cancel, so that the error bound, which grows with the sum of their sizes, stays a few
 /// percent of the value and one missing or doubled term shows; and rows differ from each other in sign and size, so
 /// that a misplaced row shows.
-pub(super) fn element(seed: u64, tensor: &str, row: u64, col: u64) -> f64 {
+pub(crate) fn element(seed: u64, tensor: &str, row: u64, col: u64) -> f64 {
     let own = mix(seed ^ name_hash(tensor) ^ mix(row.wrapping_mul(GAMMA) ^ mix(col.wrapping_add(GAMMA))));
     let value = index_scale(seed, row) * index_scale(seed, col) * (0.5 + 0.5 * unit(own));
     f64::from(half::bf16::from_f64(value))

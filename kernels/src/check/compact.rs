@@ -6,8 +6,8 @@
 
 use super::finding::{Finding, Problem, TaskAt};
 use super::shape::check_task;
-use crate::cluster::Rank;
-use crate::schedule::{At, Flag, Op, Publish, Schedule, Signal, Task};
+use crate::cluster::{Fabric, Offset, Rank};
+use crate::schedule::{At, Flag, Gate, Op, Publish, Schedule, Signal, Task, Wait};
 use std::collections::BTreeMap;
 
 /// Findings of one kind that are worth printing.
@@ -21,6 +21,7 @@ pub(super) struct CompactWait {
     pub(super) count: u32,
     pub(super) stride: u32,
     pub(super) at_least: u32,
+    pub(super) gate: Gate,
 }
 
 /// An add to a flag of any class.
@@ -28,7 +29,11 @@ pub(super) struct CompactWait {
 pub(super) struct CompactSignal {
     pub(super) flag: u32,
     pub(super) add: u32,
+    /// From the raiser to the rank whose flag it is.
+    pub(super) to: Offset,
     pub(super) raiser: Raiser,
+    /// Raised before the writes of its task.
+    pub(super) early: bool,
 }
 
 /// Who raises a flag.
@@ -56,7 +61,23 @@ impl Raiser {
 pub(super) struct CompactTask {
     pub(super) wait_end: u32,
     pub(super) signal_end: u32,
-    pub(super) collective: bool,
+    pub(super) kind: TaskKind,
+    /// Steps that its `k_step` waits gate.
+    pub(super) steps: u32,
+}
+
+/// What the checker must know of an op beside its regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TaskKind {
+    /// Over when it ends.
+    Plain,
+    /// Goes on after its task has ended.
+    Put {
+        /// Whether the arrival word comes after the data.
+        in_order: bool,
+    },
+    /// Meets the same task of every rank.
+    Collective,
 }
 
 /// A role of a class.
@@ -80,6 +101,8 @@ pub(super) struct Compact {
     /// First flag of each family in a class.
     bases: Vec<u32>,
     pub(super) flags_per_class: u32,
+    /// The class of each rank, by rank number.
+    pub(super) class_of: Vec<u32>,
 }
 
 impl Compact {
@@ -109,6 +132,7 @@ impl Compact {
             signals: Vec::new(),
             bases,
             flags_per_class: flags as u32,
+            class_of,
         };
         let mut hazards = Hazards::default();
         for class in 0..compact.classes.len() as u32 {
@@ -121,12 +145,12 @@ impl Compact {
                     let index = (compact.tasks.len() - first) as u32;
                     let at = || task_at(schedule, rank, launch, role, index, task.op.name());
                     match check_task(schedule, claim, &task, &table) {
-                        Ok(()) => compact.push(schedule, &class_of, class, &task),
+                        Ok(()) => compact.push(schedule, class, &task),
                         Err(error) => {
                             if findings.len() < SHOWN {
                                 findings.push(Finding::fatal(Some(at()), Problem::Shape(error)));
                             }
-                            compact.push_end(false);
+                            compact.push_end(TaskKind::Plain, 0);
                         }
                     }
                     hazards.look(schedule, &task, at);
@@ -147,26 +171,30 @@ impl Compact {
         Ok(compact)
     }
 
-    fn push(&mut self, schedule: &Schedule, class_of: &[u32], class: u32, task: &Task) {
+    fn push(&mut self, schedule: &Schedule, class: u32, task: &Task) {
         let own = class * self.flags_per_class;
         for wait in &task.waits {
             let flag = own + self.index(wait.flag);
-            self.waits.push(CompactWait { flag, count: wait.count, stride: wait.stride, at_least: wait.at_least });
+            let Wait { count, stride, at_least, gate, .. } = *wait;
+            self.waits.push(CompactWait { flag, count, stride, at_least, gate });
         }
         let rank = self.classes[class as usize];
         let cluster = schedule.cluster;
-        let target = |to: Rank| class_of[cluster.number(to)] * self.flags_per_class;
-        for &Signal { to, flag, add, .. } in &task.signals {
+        let flags = self.flags_per_class;
+        let classes = std::mem::take(&mut self.class_of);
+        let target = |to: Rank| classes[cluster.number(to)] * flags;
+        for &Signal { to, flag, add, early } in &task.signals {
             let index = self.index(flag);
             match to {
                 At::Offset(offset) => {
                     let flag = target(cluster.at(rank, offset)) + index;
-                    self.signals.push(CompactSignal { flag, add, raiser: Raiser::Sm });
+                    self.signals.push(CompactSignal { flag, add, to: offset, raiser: Raiser::Sm, early });
                 }
                 At::AllLocal => {
                     self.signals.extend((0..cluster.gpus_per_node).map(|gpu| {
-                        let flag = target(Rank { node: rank.node, gpu }) + index;
-                        CompactSignal { flag, add, raiser: Raiser::Sm }
+                        let other = Rank { node: rank.node, gpu };
+                        let flag = target(other) + index;
+                        CompactSignal { flag, add, to: cluster.offset(rank, other), raiser: Raiser::Sm, early }
                     }));
                 }
             }
@@ -174,20 +202,28 @@ impl Compact {
         if let Op::Put { dst, arrived, sent, .. } = &task.op {
             if let At::Offset(offset) = dst.at {
                 let flag = target(cluster.at(rank, offset)) + self.index(*arrived);
-                self.signals.push(CompactSignal { flag, add: 1, raiser: Raiser::Nic });
+                self.signals.push(CompactSignal { flag, add: 1, to: offset, raiser: Raiser::Nic, early: false });
             }
             if let Some(sent) = sent {
-                self.signals.push(CompactSignal { flag: own + self.index(*sent), add: 1, raiser: Raiser::Host });
+                let flag = own + self.index(*sent);
+                self.signals.push(CompactSignal { flag, add: 1, to: Offset::ME, raiser: Raiser::Host, early: false });
             }
         }
-        self.push_end(matches!(task.op, Op::Collective { .. }));
+        self.class_of = classes;
+        let kind = match &task.op {
+            Op::Put { queue, publish, .. } => TaskKind::Put { in_order: in_order(schedule.fabric, *queue, *publish) },
+            Op::Collective { .. } => TaskKind::Collective,
+            _ => TaskKind::Plain,
+        };
+        self.push_end(kind, task.op.steps());
     }
 
-    fn push_end(&mut self, collective: bool) {
+    fn push_end(&mut self, kind: TaskKind, steps: u32) {
         self.tasks.push(CompactTask {
             wait_end: self.waits.len() as u32,
             signal_end: self.signals.len() as u32,
-            collective,
+            kind,
+            steps,
         });
     }
 
@@ -201,10 +237,15 @@ impl Compact {
         start as usize..self.tasks[task as usize].wait_end as usize
     }
 
+    /// Signals of a task, as indices.
+    pub(super) fn signals_range(&self, task: u32) -> std::ops::Range<usize> {
+        let start = if task == 0 { 0 } else { self.tasks[task as usize - 1].signal_end };
+        start as usize..self.tasks[task as usize].signal_end as usize
+    }
+
     /// Signals of a task.
     pub(super) fn signals_of(&self, task: u32) -> &[CompactSignal] {
-        let start = if task == 0 { 0 } else { self.tasks[task as usize - 1].signal_end };
-        &self.signals[start as usize..self.tasks[task as usize].signal_end as usize]
+        &self.signals[self.signals_range(task)]
     }
 
     /// Family and slot of a flag.
@@ -233,6 +274,15 @@ pub(super) fn task_at(
     TaskAt { rank, launch: launch.name.clone(), role: launch.roles[role].kind, task, op }
 }
 
+/// Whether a put's arrival word can only be seen after its data.
+const fn in_order(fabric: Fabric, queue: u16, publish: Publish) -> bool {
+    match publish {
+        Publish::Immediate => true,
+        Publish::SameQueueWrite => fabric.orders_within_queue(),
+        Publish::SeparateWrite { queue: other } => fabric.orders_within_queue() && other == queue,
+    }
+}
+
 fn fits(what: &'static str, value: u64) -> Result<(), Finding> {
     if u32::try_from(value).is_ok() {
         return Ok(());
@@ -256,13 +306,7 @@ impl Hazards {
             self.early.entry(signal.flag.family.0).or_insert_with(|| (at(), name(signal.flag), 0)).2 += 1;
         }
         let Op::Put { dst, queue, publish, arrived, .. } = &task.op else { return };
-        let in_order = schedule.fabric.orders_within_queue();
-        let safe = match publish {
-            Publish::Immediate => true,
-            Publish::SameQueueWrite => in_order,
-            Publish::SeparateWrite { queue: other } => in_order && other == queue,
-        };
-        if !safe && dst.region.bytes() > 0 {
+        if !in_order(schedule.fabric, *queue, *publish) && dst.region.bytes() > 0 {
             let how = match publish {
                 Publish::SeparateWrite { .. } => format!("a write of its own on {}", schedule.fabric),
                 _ => format!("a second write on {}, which does not order a queue", schedule.fabric),

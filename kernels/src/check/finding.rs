@@ -1,8 +1,9 @@
 //! What the checker reports.
 
+use super::limits::TooWide;
 use super::shape::ShapeError;
 use crate::cluster::Rank;
-use crate::schedule::RoleKind;
+use crate::schedule::{Access, RoleKind};
 use serde::Serialize;
 use std::fmt;
 
@@ -92,6 +93,17 @@ pub enum Problem {
         /// SMs of the GPU.
         sms: u32,
     },
+    /// More of something than the machine has.
+    Exceeds {
+        /// Of what.
+        what: &'static str,
+        /// How much the schedule needs.
+        have: u64,
+        /// How much there is.
+        limit: u64,
+    },
+    /// A value that the transport's command cannot carry.
+    Width(TooWide),
     /// More flags or tasks than the checker's 32-bit indices hold.
     TooLarge {
         /// What there is too much of.
@@ -157,6 +169,39 @@ pub enum Problem {
         /// Signals like this one, over the tasks of the representative ranks.
         count: u64,
     },
+    /// Two accesses to the same bytes that nothing puts in order. The finding names the second; the witness is any run in
+    /// which it starts as soon as its own waits permit and the first is still under way.
+    Race {
+        /// Buffer.
+        buffer: String,
+        /// Whose memory.
+        rank: Rank,
+        /// First shared bytes: from, to.
+        bytes: (u64, u64),
+        /// What it spoils.
+        kind: RaceKind,
+        /// The access that should come first.
+        first: Box<RaceSide>,
+        /// What the second one does.
+        second: Access,
+        /// What is missing, and both tasks in full.
+        why: String,
+        /// Races between these roles in this buffer; counting ends at 16.
+        count: u64,
+    },
+    /// Bytes of a scratch or output buffer that are read, or added to, and that no task writes before.
+    NothingWritten {
+        /// Buffer.
+        buffer: String,
+        /// Whose memory.
+        rank: Rank,
+        /// First such bytes: from, to.
+        bytes: (u64, u64),
+        /// Read or add.
+        access: Access,
+        /// Such pieces of the buffer.
+        count: u64,
+    },
     /// A put whose word may be seen before its data.
     FabricOrder {
         /// Family of the word.
@@ -166,6 +211,51 @@ pub enum Problem {
         /// Puts like this one, over the tasks of the representative ranks.
         count: u64,
     },
+}
+
+/// One of two accesses that race.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RaceSide {
+    /// Its task.
+    pub task: TaskAt,
+    /// What it does.
+    pub access: Access,
+}
+
+/// What a race spoils.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RaceKind {
+    /// Read before what was written is visible.
+    EarlyRead,
+    /// Read before what a put brings has landed.
+    PutLanding,
+    /// Overwritten before its readers are done.
+    Reuse,
+    /// The source of a put is overwritten before it is sent.
+    PutSource,
+    /// Two writers, or a writer and an add, in any order.
+    Writers,
+}
+
+impl RaceKind {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::EarlyRead => "read before the write is visible",
+            Self::PutLanding => "read before the put has landed",
+            Self::Reuse => "overwritten before its readers are done",
+            Self::PutSource => "overwritten before the put has read it",
+            Self::Writers => "written by two in any order",
+        }
+    }
+}
+
+const fn access_text(access: Access) -> &'static str {
+    match access {
+        Access::Read => "read",
+        Access::Write => "write",
+        Access::Add => "add",
+    }
 }
 
 /// One finding of the checker.
@@ -205,6 +295,8 @@ impl fmt::Display for Problem {
                     have - u64::from(*sms)
                 )
             }
+            Self::Exceeds { what, have, limit } => write!(f, "needs {have} {what}, there are {limit}"),
+            Self::Width(error) => error.fmt(f),
             Self::TooLarge { what, value } => write!(f, "{value} {what}, the checker holds {}", u32::MAX),
             Self::Unreachable { flag, have, need } => {
                 write!(f, "waits for {flag} >= {need}, but all signals add up to {have}")
@@ -235,6 +327,27 @@ impl fmt::Display for Problem {
             }
             Self::EarlySignal { family, count } => {
                 write!(f, "signals {family} before its writes are visible ({count} signals)")
+            }
+            Self::Race { buffer, rank, bytes, kind, first, second, why, count } => {
+                let more = if *count >= 16 { "at least " } else { "" };
+                write!(
+                    f,
+                    "{} {buffer}[{}..{}] of rank {rank} while the {} of {} is not over: {} ({more}{count} times); {why}",
+                    access_text(*second),
+                    bytes.0,
+                    bytes.1,
+                    access_text(first.access),
+                    first.task,
+                    kind.text()
+                )
+            }
+            Self::NothingWritten { buffer, rank, bytes, access, count } => {
+                let (from, to) = bytes;
+                write!(
+                    f,
+                    "{} {buffer}[{from}..{to}] of rank {rank}, which nothing has written ({count} pieces)",
+                    access_text(*access)
+                )
             }
             Self::FabricOrder { family, how, count } => {
                 write!(f, "word {family} may be seen before its data: {how} ({count} puts)")

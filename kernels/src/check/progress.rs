@@ -16,7 +16,7 @@
 //! The edges of the design's acyclicity rule are all here: flags, list order, windows, launches, recycling. Where a
 //! flag is raised beyond the level that a task waits for, this asks for enough raisers, not for all of them.
 
-use super::compact::{Compact, CompactWait, task_at};
+use super::compact::{Compact, CompactWait, TaskKind, task_at};
 use super::finding::{CycleStep, Finding, FlagAt, Problem, TaskAt};
 use crate::cluster::Rank;
 use crate::schedule::{At, Claim, CtaCount, Flag, Op, RoleSplit, Schedule};
@@ -56,6 +56,8 @@ struct Progress<'a> {
     waiters: Vec<Waiter>,
     roles: Vec<RoleRun>,
     done: Vec<bool>,
+    /// Tasks in the order in which they were done.
+    order: Vec<u32>,
     /// Tasks left, by class and launch.
     left: Vec<u32>,
     /// Waiters that may move.
@@ -64,32 +66,20 @@ struct Progress<'a> {
     arrived: BTreeMap<(usize, u32), Vec<u32>>,
 }
 
-/// Findings about tasks that never run: one shortest cycle, and roles that no CTA comes to.
-pub(super) fn check(schedule: &Schedule, compact: &Compact, split: Option<&RoleSplit>, findings: &mut Vec<Finding>) {
+/// Findings about tasks that never run: one shortest cycle, and roles that no CTA comes to. Returns one legal order of
+/// the tasks that do run, each of them on all ranks of its class at once.
+pub(super) fn check(
+    schedule: &Schedule,
+    compact: &Compact,
+    split: Option<&RoleSplit>,
+    findings: &mut Vec<Finding>,
+) -> Vec<u32> {
     let mut progress = Progress::new(schedule, compact, split);
     progress.run();
-    if progress.done.iter().all(|&done| done) {
-        return;
+    if progress.order.len() < compact.tasks.len() {
+        progress.report(findings);
     }
-    let before = findings.len();
-    for (i, role) in compact.roles.iter().enumerate() {
-        // One class is enough: CTA counts are the same on all.
-        if role.class == 0 && role.tasks > 0 && !progress.is_fed(i) {
-            let at = name_of(schedule, compact, role.first);
-            findings.push(Finding::fatal(Some(at), Problem::NoCtas { tasks: role.tasks }));
-        }
-    }
-    if findings.len() > before {
-        return;
-    }
-    if let Some(cycle) = progress.shortest_cycle() {
-        findings.push(Finding::fatal(Some(cycle[0].head.clone()), Problem::Cycle(cycle)));
-    } else if !findings.iter().any(|finding| matches!(finding.problem, Problem::Unreachable { .. })) {
-        // No chain of flags comes back to itself: a collective that not every rank reaches, or what stands behind one.
-        let left = progress.done.iter().filter(|&&done| !done).count() as u32;
-        let first = progress.done.iter().position(|&done| !done).unwrap_or(0) as u32;
-        findings.push(Finding::fatal(Some(name_of(schedule, compact, first)), Problem::NeverRuns { left }));
-    }
+    progress.order
 }
 
 impl<'a> Progress<'a> {
@@ -118,6 +108,7 @@ impl<'a> Progress<'a> {
             waiters,
             roles,
             done: vec![false; compact.tasks.len()],
+            order: Vec::with_capacity(compact.tasks.len()),
             left,
             stack: Vec::new(),
             arrived: BTreeMap::new(),
@@ -132,6 +123,30 @@ impl<'a> Progress<'a> {
             if !self.open_roles() {
                 return;
             }
+        }
+    }
+
+    fn report(&self, findings: &mut Vec<Finding>) {
+        let (schedule, compact) = (self.schedule, self.compact);
+        let before = findings.len();
+        for (i, role) in compact.roles.iter().enumerate() {
+            // One class is enough: CTA counts are the same on all.
+            if role.class == 0 && role.tasks > 0 && !self.is_fed(i) {
+                let at = name_of(schedule, compact, role.first);
+                findings.push(Finding::fatal(Some(at), Problem::NoCtas { tasks: role.tasks }));
+            }
+        }
+        if findings.len() > before {
+            return;
+        }
+        if let Some(cycle) = self.shortest_cycle() {
+            findings.push(Finding::fatal(Some(cycle[0].head.clone()), Problem::Cycle(cycle)));
+        } else if !findings.iter().any(|finding| matches!(finding.problem, Problem::Unreachable { .. })) {
+            // No chain of flags comes back to itself: a collective that not every rank reaches, or what stands behind
+            // one.
+            let left = self.done.iter().filter(|&&done| !done).count() as u32;
+            let first = self.done.iter().position(|&done| !done).unwrap_or(0) as u32;
+            findings.push(Finding::fatal(Some(name_of(schedule, compact, first)), Problem::NeverRuns { left }));
         }
     }
 
@@ -229,7 +244,7 @@ impl<'a> Progress<'a> {
             (wait, step) = (wait + 1, 0);
         }
         self.waiters[place as usize].wait = end;
-        if self.compact.tasks[task as usize].collective {
+        if self.compact.tasks[task as usize].kind == TaskKind::Collective {
             self.meet(task);
         } else {
             self.finish(task);
@@ -255,6 +270,7 @@ impl<'a> Progress<'a> {
             self.raise(signal.flag as usize, signal.add);
         }
         self.done[task as usize] = true;
+        self.order.push(task);
         let i = self.compact.role_of(task);
         let role = self.compact.roles[i];
         self.left[role.class as usize * self.schedule.launches.len() + role.launch as usize] -= 1;
@@ -457,7 +473,7 @@ pub(super) fn name_of(schedule: &Schedule, compact: &Compact, task: u32) -> Task
 }
 
 /// Names a task on any rank of its class.
-fn name_on(schedule: &Schedule, compact: &Compact, task: u32, rank: Rank) -> TaskAt {
+pub(super) fn name_on(schedule: &Schedule, compact: &Compact, task: u32, rank: Rank) -> TaskAt {
     let role = compact.roles[compact.role_of(task)];
     let index = task - role.first;
     let (mut op, mut at) = ("", 0);

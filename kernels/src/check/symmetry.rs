@@ -56,6 +56,33 @@ pub fn check_symmetry(schedule: &Schedule, ranks: impl IntoIterator<Item = Rank>
     findings
 }
 
+/// Clusters up to this size are compared rank by rank.
+const ALL_RANKS: usize = 64;
+
+/// The ranks that [`check_symmetry_sample`] compares with their representatives: all of a small cluster; of a large one
+/// all GPUs of the first node, and on their own GPU index the nodes next to it, in the middle and at the end.
+///
+/// What differs from rank to rank in a builder are its node and GPU indices and what wraps around: those are the places
+/// where these change.
+pub fn symmetry_sample(schedule: &Schedule) -> Vec<Rank> {
+    let cluster = schedule.cluster;
+    let nodes = cluster.nodes;
+    let near = [1, 2, nodes / 2, nodes.saturating_sub(2), nodes.saturating_sub(1)];
+    let wanted = |rank: &Rank| {
+        let (node, gpu) = (rank.node, rank.gpu);
+        cluster.ranks() <= ALL_RANKS
+            || node == 0
+            || (near.contains(&node) && (gpu == 0 || gpu + 1 == cluster.gpus_per_node))
+    };
+    cluster.iter().filter(wanted).collect()
+}
+
+/// [`check_symmetry`] of the ranks of [`symmetry_sample`]: what it finds is so; that it finds nothing is said of these
+/// ranks only.
+pub fn check_symmetry_sample(schedule: &Schedule) -> Vec<Finding> {
+    check_symmetry(schedule, symmetry_sample(schedule))
+}
+
 fn skeletons(schedule: &Schedule, rank: Rank, launch: usize, role: usize) -> Vec<Task> {
     let mut list = Vec::new();
     schedule.for_each_task(rank, launch, role, |mut task| {

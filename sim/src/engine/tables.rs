@@ -1,6 +1,6 @@
 //! What a run reads and never writes: costs of its form, roles with their CTAs, the layout of per-rank state.
 
-use crate::compile::{Compiled, Flow, Form, Work};
+use crate::compile::{Compiled, Flow, Form, NONE, Work};
 use tilewire_kernels::RoleKind;
 use tilewire_kernels::schedule::{Claim, Drain};
 
@@ -85,7 +85,8 @@ impl Tables {
             self.workers = 0;
             for (role, &ctas) in program.roles.iter().zip(counts) {
                 let runs = !self.compute_only || role.kind == RoleKind::Compute;
-                let workers = if runs { ctas * role.lanes } else { 0 };
+                // CTAs that recycle help the compute role in a whole run, and so they do here, from the start.
+                let workers = if runs || role.recycle != NONE { ctas * role.lanes } else { 0 };
                 self.roles.push(RoleRow {
                     claim: role.claim,
                     first: role.first,

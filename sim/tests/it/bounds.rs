@@ -14,7 +14,7 @@ fn nothing_beats_bytes_over_bandwidth_and_flops_over_peak() {
                 let simulation = Simulation::new(&case.schedule, &machine, &full()).expect("compiles");
                 for split in [case.usual_split(), case.split(2)] {
                     let run = simulation.run(&split, Form::Whole, false).expect("runs");
-                    let (by, bound_us) = simulation.bound(&split, &run);
+                    let (by, bound_us) = simulation.bound(&run);
                     let end_us = run.end as f64 / 1e6;
                     assert!(end_us >= bound_us * 0.999_999, "{}: {end_us} us beats {by:?} {bound_us} us", case.name);
                     check_by_hand(&case, &machine, end_us);

@@ -31,6 +31,7 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
             ("droop_static_tflops", 1e-6),
             ("cold_knee_tflops", WIDE),
             ("cold_static_tflops", 1e-6),
+            ("cold_ms", 45.0),
         ],
     ),
     ("attention.wait_each_step", &[("sm_tflops", 1.0), ("block_ns", 1000.0)]),
@@ -72,7 +73,16 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
     ),
     ("nic", &[("rails", 1.0), ("rail_gbs", 25.0), ("message_ns", 100.0), ("pcie_gbs", WIDE)]),
     ("network", &[("latency_us", 10.0), ("ack_us", 5.0), ("nodes_per_leaf", 32.0), ("oversubscription", 1.0)]),
-    ("launch", &[("command_us", 3.0), ("dependent_us", 1.0), ("block_ns", 500.0), ("isolated_us", 200.0)]),
+    (
+        "launch",
+        &[
+            ("command_us", 3.0),
+            ("dependent_us", 1.0),
+            ("block_ns", 500.0),
+            ("isolated_us", 200.0),
+            ("iteration_us", 0.0),
+        ],
+    ),
     ("noise", &[("network_sigma", 0.1), ("flag_sigma", 0.1), ("clock_sigma", 0.1), ("late_rank_us", 100.0)]),
 ];
 

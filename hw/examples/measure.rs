@@ -1,0 +1,253 @@
+//! Checks values and measures times of the GEMM family on one GPU.
+//!
+//! `measure compile CUBIN` compiles the interpreter. `measure check CUBIN [CASE]` runs small shapes in virtual and mirror
+//! mode against the reference; `measure stuck CUBIN` shows what the watchdog says of a lost signal; `measure sweep CUBIN OUT.csv BUDGET_S` times published shapes over splits in mirror mode.
+
+use std::fmt::Write as _;
+use std::time::Instant;
+use tilewire_hw::device::{self, Device, HwError, Module};
+use tilewire_hw::launch::Runner;
+use tilewire_hw::lower::{Mode, lower};
+use tilewire_hw::measure::{compare, compare_samples, inputs, time};
+use tilewire_hw::proxy::Proxy;
+use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel, schedule_hash};
+
+type Case = (&'static str, (u16, u16), [u64; 3], &'static [(&'static str, &'static str)]);
+
+fn spec(&(name, (nodes, gpus), [m, n, k], options): &Case) -> Spec {
+    let problem = Problem::Gemm { m, n, k };
+    let cluster = Cluster { nodes, gpus_per_node: gpus };
+    let mut set = kernel(name).expect("a kernel").options(OptionSet::Tilewire, &problem, cluster);
+    for (name, value) in options {
+        set.set(name, value).expect("a legal option");
+    }
+    Spec { problem, cluster, fabric: Fabric::Loopback, options: set }
+}
+
+fn check(device: Device, module: Module, proxy: &Proxy, only: Option<usize>) -> bool {
+    const WAIT: (&str, &str) = ("main_loop", "wait_each_step");
+    let cases: [(Mode, RoleSplit, Case); 14] = {
+        let split = |c, i, s, r| RoleSplit { compute: c, intra_comm: i, inter_send: s, inter_reduce: r };
+        let (v, m) = (Mode::Virtual, Mode::Mirror);
+        [
+            (v, split(20, 0, 2, 4), ("gemm_rs", (2, 2), [1024, 1024, 256], &[])),
+            (v, split(1, 0, 1, 1), ("gemm_rs", (2, 2), [512, 1024, 128], &[("drain", "smem_read"), WAIT])),
+            (v, split(20, 0, 2, 4), ("gemm_rs", (2, 2), [512, 1024, 64], &[("drain", "visible")])),
+            (v, split(8, 0, 2, 4), ("gemm_rs", (2, 2), [512, 1024, 256], &[("staging", "helper_zero"), WAIT])),
+            (v, split(20, 0, 0, 4), ("gemm_rs", (1, 4), [1024, 1024, 192], &[])),
+            (v, split(20, 4, 2, 0), ("ag_gemm", (2, 2), [1024, 512, 1024], &[])),
+            (v, split(20, 4, 0, 0), ("ag_gemm", (1, 4), [1024, 512, 512], &[WAIT])),
+            (v, split(16, 2, 2, 0), ("ag_gemm", (2, 2), [1024, 256, 512], &[("drain", "smem_read")])),
+            (v, split(20, 2, 2, 4), ("gemm_ar", (2, 2), [1024, 1024, 256], &[])),
+            (v, split(20, 4, 0, 0), ("gemm_ar", (1, 4), [1024, 1024, 256], &[WAIT])),
+            (v, split(16, 2, 2, 4), ("gemm_ar", (2, 2), [1024, 1024, 128], &[("node_sum", "pull")])),
+            (m, split(100, 0, 8, 16), ("gemm_rs", (2, 4), [2048, 1024, 256], &[])),
+            (m, split(100, 16, 8, 0), ("ag_gemm", (2, 4), [2048, 512, 1024], &[])),
+            (m, split(100, 8, 8, 16), ("gemm_ar", (2, 2), [1024, 1024, 256], &[])),
+        ]
+    };
+    let mut ok = true;
+    for (index, (mode, split, case)) in cases.iter().enumerate() {
+        if only.is_some_and(|only| only != index) {
+            continue;
+        }
+        let begin = Instant::now();
+        let result = (|| -> Result<String, HwError> {
+            let spec = spec(case);
+            let kernel = kernel(case.0).expect("a kernel");
+            let schedule = kernel.build(&spec)?;
+            let program = lower(&schedule, *mode, split, device.sms)?;
+            let mut runner = Runner::new(device, module, proxy, &schedule, program)?;
+            let mut line = String::new();
+            for seed in 0..3 {
+                let inputs = inputs(&schedule, kernel, &spec, *mode, seed);
+                inputs.load(&runner)?;
+                let time = runner.run()?;
+                let compared = compare(&runner, &schedule, kernel, &spec, &inputs)?;
+                if let (Mode::Mirror, Some(sampled)) =
+                    (mode, compare_samples(&runner, &schedule, kernel, &spec, &inputs, 200)?)
+                {
+                    ok &= sampled.wrong == 0;
+                }
+                ok &= compared.wrong == 0 && compared.elements > 0;
+                let _ = write!(
+                    line,
+                    " | {}/{} wrong, worst {:.3}, {:.1} us",
+                    compared.wrong, compared.elements, compared.worst, time.time_us
+                );
+            }
+            Ok(line)
+        })();
+        let line = result.unwrap_or_else(|error| {
+            ok = false;
+            format!(" ERROR {error}")
+        });
+        println!("check {mode:?} {case:?} [{split}]{line} ({:.1} s)", begin.elapsed().as_secs_f64());
+    }
+    ok
+}
+
+/// Runs a program that lacks one signal: the watchdog must end it and name who waits for what.
+fn stuck(device: Device, module: Module, proxy: &Proxy) -> Result<bool, HwError> {
+    let case: Case = ("gemm_rs", (1, 4), [1024, 1024, 192], &[]);
+    let split = RoleSplit { compute: 20, inter_reduce: 4, ..RoleSplit::default() };
+    let spec = spec(&case);
+    let schedule = kernel(case.0).expect("a kernel").build(&spec)?;
+    let mut program = lower(&schedule, Mode::Virtual, &split, device.sms)?;
+    program.signals[0].add = 0;
+    let mut runner = Runner::new(device, module, proxy, &schedule, program)?;
+    match runner.run() {
+        Err(HwError::Stuck(blocked)) => {
+            println!("{}", HwError::Stuck(blocked));
+            Ok(true)
+        }
+        other => {
+            println!("not stuck: {other:?}");
+            Ok(false)
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+const HEADER: &str = "kernel,cluster,m,n,k,options,compute,intra,send,reduce,mode,transport,time_us,time_us_q1,time_us_q3,span_us,\
+    sm_mhz,tflops_per_gpu,warm_up,repeats,inputs,outputs_wrong,outputs_worst,cubin,driver,nvrtc,schedule_hash\n";
+
+/// Splits of 132 SMs: compute, intra_comm, inter_send, inter_reduce.
+fn splits(kernel: &str, cluster: (u16, u16)) -> Vec<[u32; 4]> {
+    let reduce = [4, 8, 12, 16, 20, 24, 32, 40, 48, 64];
+    let copy = [4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48];
+    match (kernel, cluster) {
+        (_, (1, 1)) => [132, 128, 124, 120, 112, 100, 84, 64].iter().map(|&compute| [compute, 0, 0, 0]).collect(),
+        ("ag_gemm", _) => copy.iter().map(|&intra| [128 - intra, intra, 4, 0]).collect(),
+        _ => reduce.iter().map(|&reduce| [128 - reduce, 0, 4, reduce]).collect(),
+    }
+}
+
+fn sweep(
+    device: Device,
+    module: Module,
+    proxy: &Proxy,
+    cubin: &str,
+    out: &str,
+    budget_s: f64,
+) -> Result<(), Box<dyn std::error::Error>> {
+    const WARM_UP: u32 = 10;
+    const REPEATS: u32 = 21;
+    let begin = Instant::now();
+    let mut csv = String::from(HEADER);
+    let (driver, nvrtc) = (device.driver_version()?, device::nvrtc_version()?);
+    let shapes: [Case; 12] = [
+        ("gemm_ar", (1, 1), [8192, 8192, 512], &[]),
+        ("gemm_rs", (2, 8), [8192, 8192, 512], &[]),
+        ("ag_gemm", (2, 8), [8192, 512, 8192], &[]),
+        ("gemm_ar", (2, 8), [8192, 8192, 512], &[]),
+        ("gemm_ar", (1, 1), [8192, 8192, 2048], &[]),
+        ("gemm_rs", (2, 8), [16384, 16384, 1024], &[]),
+        ("ag_gemm", (2, 8), [16384, 1024, 16384], &[]),
+        ("gemm_ar", (2, 8), [16384, 16384, 1024], &[]),
+        ("gemm_rs", (1, 8), [8192, 8192, 1024], &[]),
+        ("ag_gemm", (1, 8), [8192, 1024, 8192], &[]),
+        ("gemm_rs", (2, 8), [4096, 4096, 256], &[]),
+        ("ag_gemm", (2, 8), [4096, 256, 4096], &[]),
+    ];
+    for case in &shapes {
+        let spec = spec(case);
+        let kernel = kernel(case.0).expect("a kernel");
+        let schedule = kernel.build(&spec)?;
+        let inputs = inputs(&schedule, kernel, &spec, Mode::Mirror, 1);
+        for [compute, intra_comm, mut inter_send, inter_reduce] in splits(case.0, case.1) {
+            if begin.elapsed().as_secs_f64() > budget_s {
+                return Ok(());
+            }
+            if case.1.0 == 1 {
+                inter_send = 0;
+            }
+            let split = RoleSplit { compute, intra_comm, inter_send, inter_reduce };
+            let program = match lower(&schedule, Mode::Mirror, &split, device.sms) {
+                Ok(program) => program,
+                Err(error) => {
+                    println!("{} [{split}]: {error}", case.0);
+                    continue;
+                }
+            };
+            let mut runner = Runner::new(device, module, proxy, &schedule, program)?;
+            inputs.load(&runner)?;
+            let runs = time(&mut runner, WARM_UP, REPEATS)?;
+            let compared = compare_samples(&runner, &schedule, kernel, &spec, &inputs, 64)?.unwrap_or_default();
+            let mut times: Vec<f64> = runs.iter().map(|run| run.time_us).collect();
+            times.sort_by(f64::total_cmp);
+            let [q1, mid, q3] = [times.len() / 4, times.len() / 2, times.len() * 3 / 4].map(|i| times[i]);
+            let span = median(runs.iter().map(|run| run.span_us).collect());
+            let mhz = median(runs.iter().map(|run| run.sm_mhz).collect());
+            let tflops = schedule.useful_flops as f64 / mid * 1e-6;
+            let [m, n, k] = case.2;
+            let wrong = compared.wrong;
+            println!(
+                "{} {}x{} {m} {n} {k} [{split}]: {mid:.1} us ({q1:.1} {q3:.1}), span {span:.1}, {tflops:.0} TFLOP/s, \
+                 {mhz:.0} MHz, {wrong} wrong, worst {:.2}",
+                case.0, case.1.0, case.1.1, compared.worst
+            );
+            let _ = writeln!(
+                csv,
+                "{},{}x{},{m},{n},{k},tilewire,{compute},{intra_comm},{inter_send},{inter_reduce},mirror,loopback by {:?} \
+                 unpaced,{mid:.2},{q1:.2},{q3:.2},{span:.2},{mhz:.0},{tflops:.1},{WARM_UP},{REPEATS},random,{wrong},\
+                 {:.3},{cubin},{driver},{}.{},{}",
+                case.0,
+                case.1.0,
+                case.1.1,
+                proxy.method,
+                compared.worst,
+                nvrtc.0,
+                nvrtc.1,
+                schedule_hash(&schedule, &split)
+            );
+            std::fs::write(out, &csv)?;
+        }
+    }
+    Ok(())
+}
+
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (command, file) = match &arguments[..] {
+        [command, file, ..] => (command.as_str(), file.as_str()),
+        _ => {
+            return Err(
+                "measure compile CUBIN | check CUBIN [CASE] | stuck CUBIN | sweep CUBIN OUT.csv BUDGET_S".into()
+            );
+        }
+    };
+    if command == "compile" {
+        let begin = Instant::now();
+        let cubin = device::compile(tilewire_kernels::cuda::INTERPRETER)?;
+        std::fs::write(file, &cubin.bytes)?;
+        let seconds = begin.elapsed().as_secs_f64();
+        println!("NVRTC {:?}: {} bytes in {seconds:.1} s", device::nvrtc_version()?, cubin.bytes.len());
+        return Ok(());
+    }
+    let device = Device::open()?;
+    let cubin = std::fs::read(file)?;
+    let module = device.load(&cubin)?;
+    let proxy = Proxy::new(device, module, 4)?;
+    println!("{device:?}, driver {}, copies by {:?}: {:?}", device.driver_version()?, proxy.method, proxy.tried);
+    if command == "sweep" {
+        let hash = blake3::hash(&cubin).to_hex();
+        return sweep(device, module, &proxy, &hash[..16], &arguments[2], arguments[3].parse()?);
+    }
+    if command == "stuck" {
+        std::process::exit(if stuck(device, module, &proxy)? { 0 } else { 3 });
+    }
+    let only = arguments.get(2).and_then(|text| text.parse().ok());
+    std::process::exit(if check(device, module, &proxy, only) { 0 } else { 3 });
+}

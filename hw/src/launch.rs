@@ -1,0 +1,347 @@
+//! Runs a lowered program on the GPU: arenas, parameters, the launch, the proxy beside it, the watchdog's report.
+
+use crate::device::{Device, HwError, Module, check};
+use crate::lower::{
+    DeviceRegion, DeviceRole, DeviceSignal, DeviceStart, DeviceTask, DeviceWait, MAX_MAPS, MapKind, MapSpec, Program,
+};
+use crate::memory::{DeviceMemory, SharedMemory};
+use crate::proxy::{Posting, Proxy, Stream};
+use cudarc::driver::sys;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tilewire_kernels::{Blocked, RoleKind, Schedule};
+
+/// Shared memory of a block: all there is, so that one CTA owns an SM.
+const SMEM_BYTES: u32 = 232_448;
+const THREADS: u32 = 384;
+/// Parties of a CTA that may wait. Source: `program.cuh`.
+const BLOCKED_PER_CTA: usize = 4;
+
+/// `Program` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Parameters {
+    tasks: u64,
+    waits: u64,
+    signals: u64,
+    regions: u64,
+    roles: u64,
+    starts: u64,
+    words: u64,
+    fifo: u64,
+    blocked: u64,
+    times: u64,
+    fifo_head: u32,
+    run: u32,
+}
+
+/// A tensor map as the driver writes it.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct TensorMap([u64; 16]);
+
+/// `Blocked` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct BlockedWord {
+    task: u32,
+    word: u32,
+    have: u32,
+    need: u32,
+}
+
+/// `CtaTimes` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CtaTimes {
+    begin_ns: u64,
+    end_ns: u64,
+    cycles: u64,
+}
+
+/// What a run took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunTime {
+    /// From before the first launch to the end of the last one, by the device's events.
+    pub time_us: f64,
+    /// From the first CTA's begin to the last one's end.
+    pub span_us: f64,
+    /// Clock of the SMs: cycles over time of the CTAs.
+    pub sm_mhz: f64,
+}
+
+/// A program with its memory on the GPU, ready to run again and again.
+pub struct Runner<'a> {
+    schedule: &'a Schedule,
+    program: Program,
+    /// One per buffer and instance.
+    pub arenas: Vec<DeviceMemory>,
+    memory: Memory,
+    maps: Box<[TensorMap; MAX_MAPS]>,
+    function: sys::CUfunction,
+    fifo: SharedMemory,
+    blocked: SharedMemory,
+    postings: Vec<Posting>,
+    puts: usize,
+    proxy: &'a Proxy,
+    stream: Stream,
+    events: [sys::CUevent; 2],
+    run: u32,
+}
+
+/// The program's arrays on the device.
+struct Memory {
+    tasks: DeviceMemory,
+    waits: DeviceMemory,
+    signals: DeviceMemory,
+    regions: DeviceMemory,
+    roles: DeviceMemory,
+    /// By launch.
+    starts: Vec<DeviceMemory>,
+    words: DeviceMemory,
+    words_bytes: usize,
+    times: DeviceMemory,
+}
+
+impl<'a> Runner<'a> {
+    /// Takes memory and uploads the program.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`], for example when the GPU has too little memory.
+    pub fn new(
+        device: Device,
+        module: Module,
+        proxy: &'a Proxy,
+        schedule: &'a Schedule,
+        program: Program,
+    ) -> Result<Self, HwError> {
+        device.make_current()?;
+        let arenas =
+            program.arenas.iter().map(|&bytes| DeviceMemory::new(bytes as usize)).collect::<Result<Vec<_>, _>>()?;
+        let base = |arena: u32| arenas[arena as usize].address;
+        let regions: Vec<DeviceRegion> = program
+            .regions
+            .iter()
+            .map(|&region| DeviceRegion { address: base(region.arena) + region.address, ..region })
+            .collect();
+        let mut maps = Box::new([TensorMap([0; 16]); MAX_MAPS]);
+        for (slot, map) in maps.iter_mut().zip(&program.maps) {
+            *slot = tensor_map(map, base(map.arena), program.arenas[map.arena as usize])?;
+        }
+        // The FIFO's head is one word more.
+        let words_bytes = (program.words as usize + 1) * 4;
+        let words = DeviceMemory::new(words_bytes)?;
+        let postings = program
+            .puts
+            .iter()
+            .map(|put| {
+                put.map_or_else(Posting::default, |put| Posting {
+                    src: base(put.src.0) + put.src.1,
+                    dst: base(put.dst.0) + put.dst.1,
+                    bytes: put.bytes,
+                    queue: put.queue,
+                    arrived: words.address + u64::from(put.arrived) * 4,
+                })
+            })
+            .collect();
+        let puts = program.puts.iter().flatten().count();
+        let blocks = program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0);
+        let events = [new_event()?, new_event()?];
+        let memory = Memory {
+            tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
+            waits: DeviceMemory::of::<DeviceWait>(&program.waits)?,
+            signals: DeviceMemory::of::<DeviceSignal>(&program.signals)?,
+            regions: DeviceMemory::of::<DeviceRegion>(&regions)?,
+            roles: DeviceMemory::of::<DeviceRole>(&program.roles)?,
+            starts: program
+                .launches
+                .iter()
+                .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
+                .collect::<Result<_, _>>()?,
+            words,
+            words_bytes,
+            times: DeviceMemory::new(blocks * size_of::<CtaTimes>())?,
+        };
+        Ok(Self {
+            schedule,
+            function: module.function(&program.entry, SMEM_BYTES)?,
+            fifo: SharedMemory::new((puts + 1) * 8)?,
+            blocked: SharedMemory::new(blocks * BLOCKED_PER_CTA * size_of::<BlockedWord>())?,
+            program,
+            arenas,
+            memory,
+            maps,
+            postings,
+            puts,
+            proxy,
+            stream: Stream::new()?,
+            events,
+            run: 0,
+        })
+    }
+
+    /// The lowered program.
+    pub const fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// One run with fresh flags.
+    ///
+    /// # Errors
+    /// [`HwError::Stuck`] when the watchdog ended it, [`HwError::Cuda`].
+    pub fn run(&mut self) -> Result<RunTime, HwError> {
+        self.run += 1;
+        let stop = AtomicBool::new(false);
+        let ended = std::thread::scope(|scope| {
+            let proxy = scope.spawn(|| self.proxy.serve(&self.fifo, self.run, self.puts, &self.postings, &stop));
+            let ended = self.launch_and_wait();
+            stop.store(true, Ordering::Relaxed);
+            let served = proxy.join().expect("the proxy does not panic");
+            ended.and(served).and_then(|()| self.proxy.drain())
+        });
+        if let Err(error) = ended {
+            let blocked = self.blocked_ctas();
+            return Err(if blocked.is_empty() { error } else { HwError::Stuck(blocked) });
+        }
+        self.times()
+    }
+
+    fn launch_and_wait(&self) -> Result<(), HwError> {
+        // SAFETY: memory, events and stream live as long as `self`; parameters are copied by the launch.
+        unsafe {
+            let (words, bytes) = (self.memory.words.address, self.memory.words_bytes);
+            check("cuMemsetD8Async", sys::cuMemsetD8Async(words, 0, bytes, self.stream.0))?;
+            self.stream.synchronize()?;
+            check("cuEventRecord", sys::cuEventRecord(self.events[0], self.stream.0))?;
+            for (launch, starts) in self.program.launches.iter().zip(&self.memory.starts) {
+                let mut parameters = Parameters {
+                    tasks: self.memory.tasks.address,
+                    waits: self.memory.waits.address,
+                    signals: self.memory.signals.address,
+                    regions: self.memory.regions.address,
+                    roles: self.memory.roles.address,
+                    starts: starts.address,
+                    words,
+                    fifo: self.fifo.address,
+                    blocked: self.blocked.address,
+                    times: self.memory.times.address,
+                    fifo_head: self.program.words,
+                    run: self.run,
+                };
+                let mut list: [*mut c_void; 2] =
+                    [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
+                let blocks = launch.starts.len() as u32;
+                let (list, none) = (list.as_mut_ptr(), std::ptr::null_mut());
+                check(
+                    "cuLaunchKernel",
+                    sys::cuLaunchKernel(
+                        self.function,
+                        blocks,
+                        1,
+                        1,
+                        THREADS,
+                        1,
+                        1,
+                        SMEM_BYTES,
+                        self.stream.0,
+                        list,
+                        none,
+                    ),
+                )?;
+            }
+            check("cuEventRecord", sys::cuEventRecord(self.events[1], self.stream.0))?;
+        }
+        while !self.stream.is_done()? {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    fn times(&self) -> Result<RunTime, HwError> {
+        let mut ms = 0.0;
+        // SAFETY: both events were recorded and are over.
+        check("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime_v2(&raw mut ms, self.events[0], self.events[1])
+        })?;
+        let last = self.program.launches.last().map_or(0, |launch| launch.starts.len());
+        let times: Vec<CtaTimes> = self.memory.times.read(last)?;
+        let begin = times.iter().map(|t| t.begin_ns).min().unwrap_or(0);
+        let end = times.iter().map(|t| t.end_ns).max().unwrap_or(0);
+        let (cycles, ns) = times.iter().fold((0, 0), |(c, n), t| (c + t.cycles, n + (t.end_ns - t.begin_ns)));
+        Ok(RunTime {
+            time_us: f64::from(ms) * 1e3,
+            span_us: (end - begin) as f64 * 1e-3,
+            sm_mhz: cycles as f64 / ns.max(1) as f64 * 1e3,
+        })
+    }
+
+    /// What the CTAs wait for, as they last wrote it down.
+    fn blocked_ctas(&self) -> Vec<Blocked> {
+        let starts = self.program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0);
+        let mut found = Vec::new();
+        for slot in 0..starts * BLOCKED_PER_CTA {
+            let BlockedWord { task, word, have, need } = self.blocked.get(slot);
+            let Some(index) = task.checked_sub(1) else { continue };
+            let Some((role, name)) =
+                self.program.role_of(index).and_then(|role| Some((role, self.program.role_names[role]?)))
+            else {
+                continue;
+            };
+            let (flag, slot_of_family) = self
+                .program
+                .flag_of(word)
+                .map_or(("(unknown)", 0), |(_, family, slot)| (self.schedule.flags[family].name.as_str(), slot));
+            found.push(Blocked {
+                rank: name.rank,
+                launch: self.schedule.launches[name.launch].name.clone(),
+                role: if self.program.roles[role].gemm == 1 { RoleKind::Compute } else { name.kind },
+                cta: (slot / BLOCKED_PER_CTA) as u32,
+                task: self.program.tasks[index as usize].number,
+                flag: flag.to_owned(),
+                slot: slot_of_family,
+                have,
+                need,
+            });
+        }
+        found
+    }
+}
+
+fn new_event() -> Result<sys::CUevent, HwError> {
+    let mut event = std::ptr::null_mut();
+    // SAFETY: `event` outlives the call; flag 0 keeps timing on.
+    check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, 0) })?;
+    Ok(event)
+}
+
+/// Rows of `pitch` bytes as (64 elements, rows, blocks of 64 elements), see `tma.cuh`.
+fn tensor_map(spec: &MapSpec, base: u64, bytes: u64) -> Result<TensorMap, HwError> {
+    let pitch = u64::from(spec.pitch);
+    let dimensions = [64, bytes / pitch, pitch / 128];
+    let strides = [pitch, 128];
+    let boxes: [u32; 3] = match spec.kind {
+        MapKind::Rows => [64, 128, 1],
+        MapKind::Panel => [64, 64, 4],
+        MapKind::Output => [64, 64, 1],
+    };
+    let steps = [1u32; 3];
+    let mut map = TensorMap([0; 16]);
+    // SAFETY: all arrays outlive the call and have as many entries as the rank asks for.
+    check("cuTensorMapEncodeTiled", unsafe {
+        sys::cuTensorMapEncodeTiled(
+            (&raw mut map).cast(),
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            3,
+            base as *mut c_void,
+            dimensions.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    })?;
+    Ok(map)
+}

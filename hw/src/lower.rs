@@ -1,0 +1,664 @@
+//! From a Schedule to the structs that the device interpreter reads (`kernels/cuda/program.cuh`).
+//!
+//! ```text
+//! Schedule, mode, split ──▶ Program: launches of CTAs, roles, tasks, waits, signals, regions, tensor maps, puts
+//! ```
+//!
+//! Pure: it allocates nothing on a device. A place is an *arena* (a buffer of an instance) and an offset in it. An
+//! instance is a rank in virtual mode; mirror mode has one, which stands for all.
+//!
+//! **Mirror.** For a region that task i of rank (0, 0) names at offset d stands the region that task i of rank -d
+//! names, which lies on (0, 0). Flags are part of the skeleton and are the same either way.
+
+use crate::device::HwError;
+use tilewire_kernels::schedule::{
+    At, BufferId, Claim, CtaCount, Drain, Flag, Gate, MainLoop, Op, Place, Region, Role, Task, WriteMode,
+};
+use tilewire_kernels::{Cluster, Rank, RoleKind, RoleSplit, Schedule};
+
+/// No role, in [`DeviceRole::recycle`].
+pub const NONE: u32 = u32::MAX;
+/// Tensor maps that a launch's parameters hold.
+pub const MAX_MAPS: usize = 64;
+/// Slots of shared memory for copies when outputs lie over the operand stages, in boxes.
+const COPY_SLOTS: u32 = 8;
+/// Rows and bytes across of a copy box.
+const BOX: (u32, u32) = (128, 128);
+
+/// How ranks share the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// One rank on the whole GPU stands for all.
+    Mirror,
+    /// All ranks on one GPU.
+    Virtual,
+}
+
+/// `Wait` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceWait {
+    /// First flag.
+    pub word: u32,
+    /// Flags.
+    pub count: u32,
+    /// Words from one to the next.
+    pub stride: u32,
+    /// Level.
+    pub at_least: u32,
+}
+
+/// `Signal` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSignal {
+    /// Flag.
+    pub word: u32,
+    /// Amount.
+    pub add: u32,
+}
+
+/// `Region` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceRegion {
+    /// Here the offset in the arena; the arena's base is added when it is uploaded.
+    pub address: u64,
+    /// Bytes.
+    pub block_pitch: u64,
+    /// Bytes.
+    pub row_pitch: u32,
+    /// Tensor map.
+    pub map: u32,
+    /// Row of block 0 in the map.
+    pub row: u32,
+    /// Of block 0, in 64 elements.
+    pub column_block: u32,
+    /// From a block to the next.
+    pub block_rows: u32,
+    /// Likewise, in 64 elements.
+    pub block_columns: u32,
+    /// Output that is added.
+    pub add: u32,
+    /// Here the arena.
+    pub arena: u32,
+}
+
+/// `Task` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceTask {
+    /// See [`code`].
+    pub op: u32,
+    /// Waits of the start, then of k steps, then of the output.
+    pub first_wait: u32,
+    /// Count.
+    pub start_waits: u32,
+    /// Count.
+    pub step_waits: u32,
+    /// Count.
+    pub output_waits: u32,
+    /// Signals.
+    pub first_signal: u32,
+    /// Count.
+    pub signals: u32,
+    /// Inputs, then outputs.
+    pub first_region: u32,
+    /// Count.
+    pub inputs: u32,
+    /// Count.
+    pub outputs: u32,
+    /// Of every region of a move.
+    pub blocks: u32,
+    /// Likewise.
+    pub rows: u32,
+    /// Likewise.
+    pub row_bytes: u32,
+    /// Steps of a GEMM tile.
+    pub steps: u32,
+    /// Number in the role's list.
+    pub number: u32,
+    /// Unused.
+    pub unused: u32,
+}
+
+/// Codes of [`DeviceTask::op`].
+pub mod code {
+    /// GEMM tile.
+    pub const GEMM: u32 = 0;
+    /// Copy.
+    pub const COPY: u32 = 1;
+    /// Sum.
+    pub const REDUCE: u32 = 2;
+    /// Zeros.
+    pub const FILL: u32 = 3;
+    /// Put.
+    pub const PUT: u32 = 4;
+    /// Nothing.
+    pub const SYNC: u32 = 5;
+}
+
+/// `Role` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceRole {
+    /// Tasks.
+    pub first_task: u32,
+    /// Count.
+    pub tasks: u32,
+    /// 0 strided, 1 ticket, 2 ready.
+    pub claim: u32,
+    /// Window of ready claims.
+    pub window: u32,
+    /// Workers of a CTA.
+    pub lanes: u32,
+    /// Role joined afterwards.
+    pub recycle: u32,
+    /// Whether its tasks are GEMM tiles.
+    pub gemm: u32,
+    /// CTAs that begin in it.
+    pub ctas: u32,
+    /// Word of the cursor or ticket.
+    pub cursor: u32,
+    /// First word of the claims.
+    pub claimed: u32,
+}
+
+/// `Start` of `program.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStart {
+    /// Role.
+    pub role: u32,
+    /// CTA of the role.
+    pub cta: u32,
+}
+
+/// What a tensor map is for: its box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapKind {
+    /// 128 rows of 64 elements: left operands and copies.
+    Rows,
+    /// 64 rows of 4 x 64 elements: right operands.
+    Panel,
+    /// 64 rows of 64 elements: outputs of a GEMM tile.
+    Output,
+}
+
+/// A tensor map of an arena seen as rows of `pitch` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSpec {
+    /// Arena.
+    pub arena: u32,
+    /// Bytes of a row.
+    pub pitch: u32,
+    /// Box.
+    pub kind: MapKind,
+}
+
+/// What the proxy does for a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutCopy {
+    /// Source arena and offset.
+    pub src: (u32, u64),
+    /// Destination arena and offset.
+    pub dst: (u32, u64),
+    /// Bytes; 0 raises the flag only.
+    pub bytes: u64,
+    /// Queue.
+    pub queue: u16,
+    /// Word raised to 1 when the bytes have landed.
+    pub arrived: u32,
+}
+
+/// A launch: blocks by index, all in the same entry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceLaunch {
+    /// Name.
+    pub name: String,
+    /// Where each block begins.
+    pub starts: Vec<DeviceStart>,
+}
+
+/// A task's place in the schedule, for reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoleName {
+    /// Rank.
+    pub rank: Rank,
+    /// Launch.
+    pub launch: usize,
+    /// Role.
+    pub kind: RoleKind,
+}
+
+/// A lowered schedule.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// Instances: ranks, or the one that stands for all.
+    pub instances: u32,
+    /// Bytes of every arena, instance by instance.
+    pub arenas: Vec<u64>,
+    /// Kernel entry.
+    pub entry: String,
+    /// Launches, one after the other.
+    pub launches: Vec<DeviceLaunch>,
+    /// Roles of all launches and instances.
+    pub roles: Vec<DeviceRole>,
+    /// Where each role comes from.
+    pub role_names: Vec<Option<RoleName>>,
+    /// Tasks, role by role.
+    pub tasks: Vec<DeviceTask>,
+    /// Waits.
+    pub waits: Vec<DeviceWait>,
+    /// Signals.
+    pub signals: Vec<DeviceSignal>,
+    /// Regions.
+    pub regions: Vec<DeviceRegion>,
+    /// Tensor maps.
+    pub maps: Vec<MapSpec>,
+    /// Puts by task; none for other tasks.
+    pub puts: Vec<Option<PutCopy>>,
+    /// Flags, cursors and claims.
+    pub words: u32,
+    /// First word of every flag family in an instance.
+    families: Vec<u32>,
+    words_per_instance: u32,
+}
+
+/// Lowers a schedule for one GPU with `sms` SMs.
+///
+/// # Errors
+/// [`HwError::Unsupported`] for what the interpreter does not do, [`HwError::TooManyCtas`].
+pub fn lower(schedule: &Schedule, mode: Mode, split: &RoleSplit, sms: u32) -> Result<Program, HwError> {
+    if mode == Mode::Mirror && !schedule.symmetry.is_full() {
+        return Err(unsupported("mirror mode needs a schedule with one skeleton for all ranks"));
+    }
+    let mut families = Vec::new();
+    let mut words = 0;
+    for family in &schedule.flags {
+        families.push(words);
+        words += family.slots;
+    }
+    let ranks: Vec<Rank> = match mode {
+        Mode::Mirror => vec![Rank { node: 0, gpu: 0 }],
+        Mode::Virtual => schedule.cluster.iter().collect(),
+    };
+    let instances = ranks.len() as u32;
+    let mut program = Program {
+        instances,
+        arenas: ranks.iter().flat_map(|_| schedule.buffers.iter().map(|b| b.bytes)).collect(),
+        words: words * instances,
+        families,
+        words_per_instance: words,
+        ..Program::default()
+    };
+    for (l, launch) in schedule.launches.iter().enumerate() {
+        if !(0..l).all(|earlier| launch.after.contains(&earlier)) {
+            return Err(unsupported("launches that may run side by side"));
+        }
+        let mut starts = Vec::new();
+        for (instance, &rank) in ranks.iter().enumerate() {
+            let first_role = program.roles.len() as u32;
+            for r in 0..launch.roles.len() {
+                let ctas = cta_count(&launch.roles, r, split, sms);
+                program.lower_role(schedule, mode, rank, instance as u32, (l, r), first_role, ctas)?;
+                starts.extend((0..ctas).map(|cta| DeviceStart { role: first_role + r as u32, cta }));
+            }
+        }
+        if starts.len() > sms as usize {
+            return Err(HwError::TooManyCtas { launch: launch.name.clone(), ctas: starts.len() as u32, sms });
+        }
+        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts });
+    }
+    if program.entry.is_empty() {
+        program.entry = entry(MainLoop::WaitEachStep, Drain::Overlap)?;
+    }
+    if program.maps.len() > MAX_MAPS {
+        return Err(unsupported(format!("{} tensor maps, at most {MAX_MAPS}", program.maps.len())));
+    }
+    Ok(program)
+}
+
+fn unsupported(what: impl Into<String>) -> HwError {
+    HwError::Unsupported { what: what.into() }
+}
+
+fn entry(main_loop: MainLoop, drain: Drain) -> Result<String, HwError> {
+    let main_loop = match main_loop {
+        MainLoop::WaitEachStep => "wait",
+        MainLoop::Pipelined => "pipelined",
+        MainLoop::Library => return Err(unsupported("a library's main loop")),
+    };
+    let drain = match drain {
+        Drain::Overlap => "overlap",
+        Drain::SmemRead => "smem_read",
+        Drain::Visible => "visible",
+    };
+    Ok(format!("interpret_{main_loop}_{drain}"))
+}
+
+fn cta_count(roles: &[Role], r: usize, split: &RoleSplit, sms: u32) -> u32 {
+    let plain = |role: &Role| match role.ctas {
+        CtaCount::FromSplit => split.get(role.kind),
+        CtaCount::Fixed(n) => n,
+        CtaCount::AllBut(_) => 0,
+    };
+    if let Some(spared) = roles[r].ctas.spared() {
+        let others: u32 = roles.iter().map(plain).sum();
+        return sms.saturating_sub(others + spared).max(1);
+    }
+    plain(&roles[r])
+}
+
+/// The rank at an offset that is no multicast.
+fn offset_of(at: At) -> Result<tilewire_kernels::Offset, HwError> {
+    match at {
+        At::Offset(offset) => Ok(offset),
+        At::AllLocal => Err(unsupported("NVLink SHARP places; use nvls = false")),
+    }
+}
+
+/// Which tasks of other ranks a task of (0, 0) stands for.
+struct Peers {
+    cluster: Cluster,
+    /// By rank number; only that of (0, 0) outside mirror mode.
+    lists: Vec<Vec<Task>>,
+}
+
+impl Peers {
+    /// The region that lies on (0, 0) instead of the `index`-th access of its task `i`, which names `at`.
+    fn mirrored(&self, i: usize, index: usize, at: At) -> Result<Region, HwError> {
+        let back = self.cluster.negate(offset_of(at)?);
+        let from = self.cluster.number(self.cluster.at(Rank { node: 0, gpu: 0 }, back));
+        let mut found = None;
+        let mut seen = 0;
+        self.lists[from][i].op.for_each_access(|_, region, _| {
+            if seen == index {
+                found = Some(*region);
+            }
+            seen += 1;
+        });
+        found.ok_or_else(|| unsupported("ranks whose tasks differ"))
+    }
+}
+
+impl Program {
+    /// Word of a flag of an instance.
+    pub fn word(&self, instance: u32, flag: Flag) -> u32 {
+        instance * self.words_per_instance + self.families[usize::from(flag.family.0)] + flag.slot
+    }
+
+    /// The flag and instance of a word; none for cursors and claims.
+    pub fn flag_of(&self, word: u32) -> Option<(u32, usize, u32)> {
+        if word >= self.words_per_instance * self.instances {
+            return None;
+        }
+        let (instance, within) = (word / self.words_per_instance, word % self.words_per_instance);
+        let family = self.families.iter().rposition(|&first| first <= within)?;
+        Some((instance, family, within - self.families[family]))
+    }
+
+    /// The role that a task belongs to.
+    pub fn role_of(&self, task: u32) -> Option<usize> {
+        self.roles.iter().position(|r| (r.first_task..r.first_task + r.tasks).contains(&task))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call, all of it where a role comes from")]
+    fn lower_role(
+        &mut self,
+        schedule: &Schedule,
+        mode: Mode,
+        rank: Rank,
+        instance: u32,
+        (l, r): (usize, usize),
+        first_role: u32,
+        ctas: u32,
+    ) -> Result<(), HwError> {
+        let spec = &schedule.launches[l].roles[r];
+        let cluster = schedule.cluster;
+        let lists: Vec<Vec<Task>> = match mode {
+            Mode::Mirror => cluster.iter().map(|rank| schedule.tasks(rank, l, r)).collect(),
+            Mode::Virtual => vec![schedule.tasks(rank, l, r)],
+        };
+        if lists.iter().any(|list| list.len() != lists[0].len()) {
+            return Err(unsupported("ranks whose tasks differ"));
+        }
+        let peers = Peers { cluster, lists };
+        let count = peers.lists[0].len() as u32;
+        let gemm = count > 0 && matches!(peers.lists[0][0].op, Op::GemmTile { .. });
+        let mut role = DeviceRole {
+            first_task: self.tasks.len() as u32,
+            tasks: count,
+            claim: 0,
+            window: 0,
+            lanes: spec.lanes.max(1),
+            recycle: spec.recycle.map_or(NONE, |other| first_role + other as u32),
+            gemm: u32::from(gemm),
+            ctas,
+            cursor: self.words,
+            claimed: self.words + 1,
+        };
+        match spec.claim {
+            Claim::Strided => {}
+            Claim::Ticket => (role.claim, self.words) = (1, self.words + 1),
+            Claim::Ready { window } => {
+                (role.claim, role.window, self.words) = (2, window, self.words + 1 + count);
+            }
+        }
+        if gemm && role.claim == 2 {
+            return Err(unsupported("ready claims of GEMM tiles"));
+        }
+        if role.lanes > COPY_SLOTS / 4 + 1 {
+            return Err(unsupported(format!("{} lanes of a CTA", role.lanes)));
+        }
+        for i in 0..peers.lists[0].len() {
+            let task = &peers.lists[0][i];
+            if matches!(task.op, Op::GemmTile { .. }) != gemm {
+                return Err(unsupported("a role of GEMM tiles and other work"));
+            }
+            if role.lanes > 1 && !matches!(task.op, Op::Copy { .. } | Op::Put { .. } | Op::Sync) {
+                return Err(unsupported(format!("{} by one of several lanes", task.op.name())));
+            }
+            let lowered = self.lower_task(schedule, mode, rank, instance, &peers, i)?;
+            self.tasks.push(lowered);
+        }
+        let joins_gemm = |other: usize| {
+            let mut is = false;
+            schedule.for_each_task(rank, l, other, |task| is |= matches!(task.op, Op::GemmTile { .. }));
+            is
+        };
+        if spec.recycle.is_some_and(joins_gemm) {
+            return Err(unsupported("CTAs that join a role of GEMM tiles"));
+        }
+        self.roles.push(role);
+        self.role_names.push(Some(RoleName { rank, launch: l, kind: spec.kind }));
+        Ok(())
+    }
+
+    fn lower_task(
+        &mut self,
+        schedule: &Schedule,
+        mode: Mode,
+        rank: Rank,
+        instance: u32,
+        peers: &Peers,
+        i: usize,
+    ) -> Result<DeviceTask, HwError> {
+        let task = &peers.lists[0][i];
+        let mut lowered = DeviceTask {
+            number: i as u32,
+            first_wait: self.waits.len() as u32,
+            first_signal: self.signals.len() as u32,
+            first_region: self.regions.len() as u32,
+            ..DeviceTask::default()
+        };
+        for gate in [Gate::Start, Gate::KStep, Gate::Output] {
+            for wait in task.waits.iter().filter(|wait| wait.gate == gate) {
+                self.waits.push(DeviceWait {
+                    word: self.word(instance, wait.flag),
+                    count: wait.count,
+                    stride: wait.stride,
+                    at_least: wait.at_least,
+                });
+                match gate {
+                    Gate::Start => lowered.start_waits += 1,
+                    Gate::KStep => lowered.step_waits += 1,
+                    Gate::Output => lowered.output_waits += 1,
+                }
+            }
+        }
+        let cluster = schedule.cluster;
+        let target = |at: At| -> Result<u32, HwError> {
+            let offset = offset_of(at)?;
+            Ok(if mode == Mode::Mirror { 0 } else { cluster.number(cluster.at(rank, offset)) as u32 })
+        };
+        for signal in &task.signals {
+            if signal.early {
+                return Err(unsupported("signals before the write is visible"));
+            }
+            let word = self.word(target(signal.to)?, signal.flag);
+            self.signals.push(DeviceSignal { word, add: signal.add });
+        }
+        lowered.signals = task.signals.len() as u32;
+
+        // Regions where they lie on this GPU, in the order of `for_each_access`.
+        let mut places = Vec::new();
+        task.op.for_each_access(|at, region, _| places.push((at, *region)));
+        let mut regions = Vec::new();
+        for (index, &(at, region)) in places.iter().enumerate() {
+            let region = if mode == Mode::Mirror && at != At::ME { peers.mirrored(i, index, at)? } else { region };
+            regions.push((target(at)?, region));
+        }
+        let buffers = schedule.buffers.len() as u32;
+        let arena = |instance: u32, buffer: BufferId| instance * buffers + u32::from(buffer.0);
+        self.puts.push(None);
+        let shape = |first: &Region| (first.blocks, first.rows, first.row_bytes);
+        match &task.op {
+            Op::GemmTile { outs, tile, drain, main_loop, .. } => {
+                let name = entry(*main_loop, *drain)?;
+                if *tile != [128, 256, 64] || (!self.entry.is_empty() && self.entry != name) {
+                    return Err(unsupported("tiles other than 128 x 256 x 64, or of several kinds in one schedule"));
+                }
+                self.entry = name;
+                lowered.op = code::GEMM;
+                lowered.steps = task.op.steps();
+                (lowered.inputs, lowered.outputs) = (2, outs.len() as u32);
+                for (index, (on, region)) in regions.iter().enumerate() {
+                    let kind = [MapKind::Rows, MapKind::Panel].get(index).copied().unwrap_or(MapKind::Output);
+                    let mut device = self.region(arena(*on, region.buffer), region, Some(kind))?;
+                    device.add = u32::from(index >= 2 && outs[index - 2].mode == WriteMode::Add);
+                    self.regions.push(device);
+                }
+                let uneven = self.waits[(lowered.first_wait + lowered.start_waits) as usize..]
+                    .iter()
+                    .take(lowered.step_waits as usize)
+                    .any(|wait| !lowered.steps.is_multiple_of(wait.count));
+                if uneven {
+                    return Err(unsupported("k step flags that do not divide the steps"));
+                }
+            }
+            Op::Copy { .. } => {
+                lowered.op = code::COPY;
+                (lowered.inputs, lowered.outputs) = (1, regions.len() as u32 - 1);
+                (lowered.blocks, lowered.rows, lowered.row_bytes) = shape(&regions[0].1);
+                if !lowered.rows.is_multiple_of(BOX.0) || !lowered.row_bytes.is_multiple_of(BOX.1) {
+                    return Err(unsupported("copies that are no whole boxes of 128 rows and 128 bytes"));
+                }
+                for (on, region) in &regions {
+                    let device = self.region(arena(*on, region.buffer), region, Some(MapKind::Rows))?;
+                    self.regions.push(device);
+                }
+            }
+            Op::Reduce { inputs, outputs, .. } => {
+                lowered.op = code::REDUCE;
+                (lowered.inputs, lowered.outputs) = (inputs.len() as u32, outputs.len() as u32);
+                (lowered.blocks, lowered.rows, lowered.row_bytes) = shape(&regions[0].1);
+                for (on, region) in &regions {
+                    let device = self.region(arena(*on, region.buffer), region, None)?;
+                    self.regions.push(device);
+                }
+            }
+            Op::Fill { .. } => {
+                lowered.op = code::FILL;
+                lowered.outputs = 1;
+                (lowered.blocks, lowered.rows, lowered.row_bytes) = shape(&regions[0].1);
+                let device = self.region(arena(regions[0].0, regions[0].1.buffer), &regions[0].1, None)?;
+                self.regions.push(device);
+            }
+            Op::Put { dst: Place { at, .. }, queue, arrived, sent, .. } => {
+                lowered.op = code::PUT;
+                if sent.is_some() {
+                    return Err(unsupported("words that say a put is sent"));
+                }
+                let (src, dst) = (&regions[0], &regions[1]);
+                let mut runs = Vec::new();
+                for (_, region) in [src, dst] {
+                    let mut end = region.offset;
+                    let mut dense = true;
+                    region.for_each_run(|start, bytes| {
+                        dense &= start == end;
+                        end = start + bytes;
+                    });
+                    runs.push(dense);
+                }
+                if runs.contains(&false) {
+                    return Err(unsupported("puts of scattered bytes"));
+                }
+                let arrived = self.word(target(*at)?, *arrived);
+                let last = self.puts.len() - 1;
+                self.puts[last] = Some(PutCopy {
+                    src: (arena(src.0, src.1.buffer), src.1.offset),
+                    dst: (arena(dst.0, dst.1.buffer), dst.1.offset),
+                    bytes: src.1.bytes(),
+                    queue: *queue,
+                    arrived,
+                });
+            }
+            Op::Sync => lowered.op = code::SYNC,
+            other => return Err(unsupported(other.name())),
+        }
+        let same = |d: &(u32, Region)| shape(&d.1) == shape(&regions[0].1);
+        if lowered.op != code::GEMM && !regions.iter().all(same) {
+            return Err(unsupported("moves between regions of different shapes"));
+        }
+        if matches!(lowered.op, code::REDUCE | code::FILL) && !lowered.row_bytes.is_multiple_of(16) {
+            return Err(unsupported("rows that are no whole vectors of 16 bytes"));
+        }
+        Ok(lowered)
+    }
+
+    fn region(&mut self, arena: u32, region: &Region, map: Option<MapKind>) -> Result<DeviceRegion, HwError> {
+        let pitch = u32::try_from(region.row_pitch).map_err(|_| unsupported("rows 4 GiB apart"))?;
+        let mut device = DeviceRegion {
+            address: region.offset,
+            block_pitch: region.block_pitch,
+            row_pitch: pitch,
+            arena,
+            ..DeviceRegion::default()
+        };
+        let Some(kind) = map else { return Ok(device) };
+        let within = region.offset % region.row_pitch;
+        let whole = |bytes: u64| bytes.is_multiple_of(128);
+        if !whole(region.row_pitch) || !whole(within) || !self.arenas[arena as usize].is_multiple_of(region.row_pitch) {
+            return Err(unsupported("tiles that do not lie at multiples of 128 bytes"));
+        }
+        device.row = (region.offset / region.row_pitch) as u32;
+        device.column_block = (within / 128) as u32;
+        if region.blocks > 1 {
+            if region.block_pitch.is_multiple_of(region.row_pitch) {
+                device.block_rows = (region.block_pitch / region.row_pitch) as u32;
+            } else if whole(region.block_pitch) && region.block_pitch < region.row_pitch {
+                device.block_columns = (region.block_pitch / 128) as u32;
+            } else {
+                return Err(unsupported("blocks that lie askew"));
+            }
+        }
+        let spec = MapSpec { arena, pitch, kind };
+        let index = self.maps.iter().position(|map| *map == spec).unwrap_or_else(|| {
+            self.maps.push(spec);
+            self.maps.len() - 1
+        });
+        device.map = index as u32;
+        Ok(device)
+    }
+}

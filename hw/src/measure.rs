@@ -1,0 +1,283 @@
+//! Values and times of a schedule on one GPU.
+//!
+//! **Inputs in mirror mode.** Rank (0, 0) gets random ones. A rank that it stands for has the same bytes in other places:
+//! what task i of that rank reads of an input is what task i of (0, 0) reads. With these inputs the kernel's own
+//! reference says what (0, 0) must end with.
+
+use crate::device::HwError;
+use crate::launch::{RunTime, Runner};
+use crate::lower::{Mode, Program};
+use crate::values::random::{element, mix};
+use half::bf16;
+use tilewire_kernels::kernel::Slice;
+use tilewire_kernels::schedule::{Access, At, BufferUse, Region};
+use tilewire_kernels::{Kernel, Problem, Rank, Schedule, Spec};
+
+/// Values compared with the reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Compared {
+    /// Elements.
+    pub elements: u64,
+    /// Elements out of bounds.
+    pub wrong: u64,
+    /// Largest error, as a part of its bound.
+    pub worst: f64,
+}
+
+/// An error below this is never wrong.
+const ABSOLUTE: f64 = 1e-6;
+
+/// Input bytes of every rank, the same for every split.
+pub struct Inputs {
+    /// By rank number and buffer; empty for buffers that are no input.
+    bytes: Vec<Vec<Vec<u8>>>,
+    /// With the number of the rank.
+    slices: Vec<(usize, Slice)>,
+}
+
+/// Random inputs.
+pub fn inputs(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, mode: Mode, seed: u64) -> Inputs {
+    let cluster = schedule.cluster;
+    let slices = cluster
+        .iter()
+        .flat_map(|rank| kernel.inputs(spec, rank).into_iter().map(move |slice| (cluster.number(rank), slice)))
+        .collect();
+    Inputs { bytes: input_bytes(schedule, kernel, spec, mode, seed), slices }
+}
+
+fn input_bytes(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, mode: Mode, seed: u64) -> Vec<Vec<Vec<u8>>> {
+    let blank = || {
+        let bytes = |b: &tilewire_kernels::schedule::Buffer| {
+            if b.usage == BufferUse::Input { vec![0xFF; b.bytes as usize] } else { Vec::new() }
+        };
+        schedule.buffers.iter().map(bytes).collect::<Vec<Vec<u8>>>()
+    };
+    let mut all: Vec<Vec<Vec<u8>>> = schedule.cluster.iter().map(|_| blank()).collect();
+    for rank in schedule.cluster.iter() {
+        let number = schedule.cluster.number(rank);
+        if mode == Mode::Mirror && number > 0 {
+            continue;
+        }
+        for slice in kernel.inputs(spec, rank) {
+            let bytes = &mut all[number][usize::from(slice.region.buffer.0)];
+            for_each_element(&slice, |row, col, at| {
+                let value = bf16::from_f64(element(seed, slice.tensor, row, col));
+                bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+            });
+        }
+    }
+    if mode == Mode::Mirror {
+        let origin = Rank { node: 0, gpu: 0 };
+        let regions = |rank| {
+            let mut regions = Vec::new();
+            for (l, r) in schedule.role_indices() {
+                schedule.for_each_task(rank, l, r, |task| {
+                    task.op.for_each_access(|at, region, access| {
+                        if at == At::ME && access == Access::Read {
+                            regions.push(*region);
+                        }
+                    });
+                });
+            }
+            regions
+        };
+        let own = regions(origin);
+        let (first, rest) = all.split_at_mut(1);
+        for (bytes, rank) in rest.iter_mut().zip(schedule.cluster.iter().skip(1)) {
+            let mut done = std::collections::BTreeSet::new();
+            for (from, to) in own.iter().zip(regions(rank)) {
+                let buffer = usize::from(from.buffer.0);
+                let input = schedule.buffers[buffer].usage == BufferUse::Input;
+                if input && done.insert((buffer, to.offset, to.row_bytes, to.rows)) {
+                    copy_region(&first[0][buffer], from, &mut bytes[buffer], &to);
+                }
+            }
+        }
+    }
+    all
+}
+
+fn copy_region(src: &[u8], from: &Region, dst: &mut [u8], to: &Region) {
+    for block in 0..u64::from(from.blocks) {
+        for row in 0..u64::from(from.rows) {
+            let at = |r: &Region| (r.offset + block * r.block_pitch + row * r.row_pitch) as usize;
+            let bytes = from.row_bytes as usize;
+            dst[at(to)..at(to) + bytes].copy_from_slice(&src[at(from)..at(from) + bytes]);
+        }
+    }
+}
+
+/// Calls `f(row, column, byte)` for the elements of a bf16 slice.
+fn for_each_element(slice: &Slice, mut f: impl FnMut(u64, u64, usize)) {
+    let mut index = 0;
+    slice.region.for_each_run(|start, bytes| {
+        for i in 0..bytes / 2 {
+            f(slice.row + index / slice.cols, slice.col + index % slice.cols, (start + i * 2) as usize);
+            index += 1;
+        }
+    });
+}
+
+impl Inputs {
+    /// Element (row, col) of a logical tensor, wherever it lies; NaN where no rank holds it.
+    fn value(&self, tensor: &'static str, row: u64, col: u64) -> f64 {
+        let inside = |s: &Slice| {
+            s.tensor == tensor && (s.row..s.row + s.rows).contains(&row) && (s.col..s.col + s.cols).contains(&col)
+        };
+        let Some((number, slice)) = self.slices.iter().find(|(_, slice)| inside(slice)) else { return f64::NAN };
+        // Input slices are matrices of one block.
+        let at = (slice.region.offset + (row - slice.row) * slice.region.row_pitch + (col - slice.col) * 2) as usize;
+        let bytes = &self.bytes[*number][usize::from(slice.region.buffer.0)];
+        f64::from(bf16::from_le_bytes([bytes[at], bytes[at + 1]]))
+    }
+
+    /// What an arena holds before a run: the inputs, or poison.
+    pub fn arena(&self, program: &Program, arena: usize) -> Vec<u16> {
+        let buffers = self.bytes[0].len();
+        let bytes = &self.bytes[arena / buffers][arena % buffers];
+        if bytes.is_empty() {
+            return vec![u16::MAX; program.arenas[arena] as usize / 2];
+        }
+        bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
+    }
+
+    /// Compares what `read` says of the arenas with the kernel's reference.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn compare(
+        &self,
+        program: &Program,
+        schedule: &Schedule,
+        kernel: &dyn Kernel,
+        spec: &Spec,
+        read: impl Fn(usize) -> Result<Vec<u16>, HwError>,
+    ) -> Result<Compared, HwError> {
+        let buffers = schedule.buffers.len();
+        let mut compared = Compared::default();
+        for (instance, rank) in schedule.cluster.iter().enumerate().take(program.instances as usize) {
+            for expected in kernel.reference(spec, rank, &|tensor, row, col| self.value(tensor, row, col)) {
+                let got = read(instance * buffers + usize::from(expected.region.buffer.0))?;
+                let mut index = 0;
+                expected.region.for_each_run(|start, bytes| {
+                    for i in 0..bytes / 2 {
+                        let have = f64::from(bf16::from_bits(got[(start / 2 + i) as usize]));
+                        compared.add(have, expected.values[index], expected.magnitudes[index], expected.roundings);
+                        index += 1;
+                    }
+                });
+            }
+        }
+        Ok(compared)
+    }
+
+    /// Poisons all memory of a runner and writes the inputs.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn load(&self, runner: &Runner<'_>) -> Result<(), HwError> {
+        let buffers = self.bytes[0].len();
+        for (index, arena) in runner.arenas.iter().enumerate() {
+            arena.set(0xFF)?;
+            let bytes = &self.bytes[index / buffers][index % buffers];
+            if !bytes.is_empty() {
+                arena.write(0, bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Compared {
+    fn add(&mut self, have: f64, want: f64, magnitude: f64, roundings: u32) {
+        let bound = f64::from(roundings + 1) / 256.0 * magnitude + ABSOLUTE;
+        let error = (have - want).abs();
+        self.elements += 1;
+        if error <= bound {
+            self.worst = self.worst.max(error / bound);
+        } else {
+            self.wrong += 1;
+        }
+    }
+}
+
+/// Compares all outputs with the kernel's reference, which takes long for large shapes.
+///
+/// # Errors
+/// [`HwError::Cuda`].
+pub fn compare(
+    runner: &Runner<'_>,
+    schedule: &Schedule,
+    kernel: &dyn Kernel,
+    spec: &Spec,
+    inputs: &Inputs,
+) -> Result<Compared, HwError> {
+    let program = runner.program();
+    let read = |arena: usize| runner.arenas[arena].read(program.arenas[arena] as usize / 2);
+    inputs.compare(program, schedule, kernel, spec, read)
+}
+
+/// Where an output of rank (0, 0) comes from, for kernels whose outputs are one matrix of products.
+struct Product {
+    /// Of the logical product.
+    first_row: u64,
+    depth: u64,
+    rows: u64,
+    cols: u64,
+    roundings: u32,
+}
+
+fn product(kernel: &dyn Kernel, spec: &Spec) -> Option<Product> {
+    let Problem::Gemm { m, n, k } = spec.problem else { return None };
+    let ranks = spec.cluster.ranks() as u64;
+    let sum = Product { first_row: 0, depth: ranks * k, rows: m, cols: n, roundings: 2 * ranks as u32 + 3 };
+    match kernel.name() {
+        "ag_gemm" => Some(Product { depth: k, roundings: 1, ..sum }),
+        "gemm_rs" if spec.options.word("output") == "per_rank" => Some(Product { rows: m / ranks, ..sum }),
+        "gemm_ar" => Some(sum),
+        _ => None,
+    }
+}
+
+/// Compares `count` outputs of rank (0, 0), spread over the whole matrix, and looks for poison in all others. None for
+/// kernels whose outputs are no products.
+///
+/// # Errors
+/// [`HwError::Cuda`].
+pub fn compare_samples(
+    runner: &Runner<'_>,
+    schedule: &Schedule,
+    kernel: &dyn Kernel,
+    spec: &Spec,
+    inputs: &Inputs,
+    count: u64,
+) -> Result<Option<Compared>, HwError> {
+    let Some(product) = product(kernel, spec) else { return Ok(None) };
+    let Some(output) = schedule.buffers.iter().position(|b| b.usage == BufferUse::Output) else { return Ok(None) };
+    let got: Vec<u16> = runner.arenas[output].read((product.rows * product.cols) as usize)?;
+    let mut compared = Compared::default();
+    compared.wrong += got.iter().filter(|&&bits| bf16::from_bits(bits).is_nan()).count() as u64;
+    for sample in 0..count {
+        let at = mix(sample) % (product.rows * product.cols);
+        let (row, col) = (at / product.cols, at % product.cols);
+        let (mut want, mut magnitude) = (0.0, 0.0);
+        for depth in 0..product.depth {
+            let term = inputs.value("a", product.first_row + row, depth) * inputs.value("b", depth, col);
+            want += term;
+            magnitude += f64::abs(term);
+        }
+        compared.add(f64::from(bf16::from_bits(got[at as usize])), want, magnitude, product.roundings);
+    }
+    Ok(Some(compared))
+}
+
+/// Runs `warm_up` times, then `repeats` times; returns the latter.
+///
+/// # Errors
+/// As [`Runner::run`].
+pub fn time(runner: &mut Runner<'_>, warm_up: u32, repeats: u32) -> Result<Vec<RunTime>, HwError> {
+    for _ in 0..warm_up {
+        runner.run()?;
+    }
+    (0..repeats).map(|_| runner.run()).collect()
+}

@@ -1,0 +1,255 @@
+//! The loopback proxy: a host thread behind the device-to-host FIFO that carries puts out by the copy engine.
+//!
+//! ```text
+//! CTA ── FIFO in host memory ──▶ proxy thread ──▶ stream of the queue: copy, then the arrival word
+//! ```
+//!
+//! A FIFO slot holds the run and the task, so it needs no clearing and is as long as a run has puts: it is never full.
+//! The arrival word is written by the stream after its copy, as an immediate arrives with its data.
+
+use crate::device::{Device, HwError, Module, check};
+use crate::memory::{DeviceMemory, SharedMemory};
+use cudarc::driver::sys;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A driver's copy from device memory to device memory of the same GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyMethod {
+    /// A batch of one, asked to overlap with computation.
+    Batch,
+    /// One row of a matrix.
+    Matrix,
+    /// The plain copy.
+    Plain,
+    /// To pinned host memory and back.
+    Host,
+}
+
+/// A put with its addresses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Posting {
+    pub(crate) src: u64,
+    pub(crate) dst: u64,
+    pub(crate) bytes: u64,
+    pub(crate) queue: u16,
+    pub(crate) arrived: u64,
+}
+
+/// Streams of the queues and the way to copy.
+#[derive(Debug)]
+pub struct Proxy {
+    device: Device,
+    queues: Vec<Queue>,
+    /// How it copies.
+    pub method: CopyMethod,
+    /// What became of each method that was tried beside a kernel that owns every SM: time of 1 MiB, none if it starved.
+    pub tried: Vec<(CopyMethod, Option<Duration>)>,
+}
+
+/// A stream, and host memory for copies that go there.
+#[derive(Debug)]
+struct Queue {
+    stream: Stream,
+    bounce: SharedMemory,
+}
+
+/// Bytes of a queue's host memory; larger puts go piece by piece.
+const BOUNCE_BYTES: usize = 4 << 20;
+
+/// A stream that waits for no other.
+#[derive(Debug)]
+pub(crate) struct Stream(pub(crate) sys::CUstream);
+
+// SAFETY: a stream may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the handle is never written.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(crate) fn new() -> Result<Self, HwError> {
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `stream` outlives the call.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
+        Ok(Self(stream))
+    }
+
+    /// Whether everything in it is over.
+    pub(crate) fn is_done(&self) -> Result<bool, HwError> {
+        // SAFETY: the stream is never destroyed.
+        match unsafe { sys::cuStreamQuery(self.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuStreamQuery", result).map(|()| true),
+        }
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<(), HwError> {
+        // SAFETY: the stream is never destroyed.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
+    }
+}
+
+fn copy(method: CopyMethod, dst: u64, src: u64, bytes: u64, queue: &Queue) -> Result<(), HwError> {
+    let stream = &queue.stream;
+    let (mut dst, mut src, mut bytes) = (dst, src, bytes as usize);
+    // SAFETY: both ranges are inside allocations that outlive the stream's work; attributes outlive the call.
+    unsafe {
+        match method {
+            CopyMethod::Host => {
+                let host = queue.bounce.address;
+                for at in (0..bytes).step_by(BOUNCE_BYTES) {
+                    let part = BOUNCE_BYTES.min(bytes - at);
+                    let (from, to) = (src + at as u64, dst + at as u64);
+                    check("cuMemcpyDtoHAsync", sys::cuMemcpyDtoHAsync_v2(host as *mut c_void, from, part, stream.0))?;
+                    check("cuMemcpyHtoDAsync", sys::cuMemcpyHtoDAsync_v2(to, host as *const c_void, part, stream.0))?;
+                }
+                Ok(())
+            }
+            CopyMethod::Plain => check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream.0)),
+            CopyMethod::Matrix => {
+                let row = if bytes.is_multiple_of(65_536) { 65_536 } else { bytes };
+                let what = sys::CUDA_MEMCPY2D {
+                    srcXInBytes: 0,
+                    srcY: 0,
+                    srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                    srcHost: std::ptr::null(),
+                    srcDevice: src,
+                    srcArray: std::ptr::null_mut(),
+                    srcPitch: row,
+                    dstXInBytes: 0,
+                    dstY: 0,
+                    dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                    dstHost: std::ptr::null_mut(),
+                    dstDevice: dst,
+                    dstArray: std::ptr::null_mut(),
+                    dstPitch: row,
+                    WidthInBytes: row,
+                    Height: bytes / row,
+                };
+                check("cuMemcpy2DAsync", sys::cuMemcpy2DAsync_v2(&raw const what, stream.0))
+            }
+            CopyMethod::Batch => {
+                let mut attributes: sys::CUmemcpyAttributes = std::mem::zeroed();
+                attributes.srcAccessOrder = sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+                attributes.flags = sys::CUmemcpyFlags::CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE as u32;
+                let mut index = 0;
+                let result = sys::cuMemcpyBatchAsync_v2(
+                    &raw mut dst,
+                    &raw mut src,
+                    &raw mut bytes,
+                    1,
+                    &raw mut attributes,
+                    &raw mut index,
+                    1,
+                    stream.0,
+                );
+                check("cuMemcpyBatchAsync", result)
+            }
+        }
+    }
+}
+
+impl Proxy {
+    /// A proxy with this many queues. Finds a copy that runs beside a kernel that owns every SM.
+    ///
+    /// # Errors
+    /// [`HwError::NoCopyEngine`], [`HwError::Cuda`].
+    pub fn new(device: Device, module: Module, queues: u16) -> Result<Self, HwError> {
+        let queue = |_| Ok(Queue { stream: Stream::new()?, bounce: SharedMemory::new(BOUNCE_BYTES)? });
+        let queues = (0..queues.max(1)).map(queue).collect::<Result<Vec<_>, HwError>>()?;
+        let mut tried = Vec::new();
+        for method in [CopyMethod::Batch, CopyMethod::Matrix, CopyMethod::Plain, CopyMethod::Host] {
+            tried.push((method, time_beside(device, module, method, &queues[0])?));
+        }
+        let Some(&(method, _)) = tried.iter().find(|(_, time)| time.is_some()) else {
+            return Err(HwError::NoCopyEngine);
+        };
+        Ok(Self { device, queues, method, tried })
+    }
+
+    /// Carries out the puts of a run until all are posted or `stop` is set.
+    pub(crate) fn serve(
+        &self,
+        fifo: &SharedMemory,
+        run: u32,
+        count: usize,
+        postings: &[Posting],
+        stop: &AtomicBool,
+    ) -> Result<(), HwError> {
+        self.device.make_current()?;
+        for slot in 0..count {
+            let task = loop {
+                let command: u64 = fifo.get(slot);
+                if command >> 32 == u64::from(run) {
+                    break (command & u64::from(u32::MAX)) as usize - 1;
+                }
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            };
+            std::sync::atomic::fence(Ordering::Acquire);
+            let put = postings[task];
+            let queue = &self.queues[usize::from(put.queue) % self.queues.len()];
+            let stream = &queue.stream;
+            if put.bytes > 0 {
+                copy(self.method, put.dst, put.src, put.bytes, queue)?;
+            }
+            // SAFETY: the word is inside the words' allocation.
+            check("cuStreamWriteValue32", unsafe { sys::cuStreamWriteValue32_v2(stream.0, put.arrived, 1, 0) })?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all posted puts are over.
+    pub(crate) fn drain(&self) -> Result<(), HwError> {
+        self.queues.iter().try_for_each(|queue| queue.stream.synchronize())
+    }
+}
+
+/// How long a copy and a word write take while a kernel owns every SM; none if they do not end before it does.
+fn time_beside(device: Device, module: Module, method: CopyMethod, queue: &Queue) -> Result<Option<Duration>, HwError> {
+    const BYTES: u64 = 1 << 20;
+    const PATIENCE: Duration = Duration::from_millis(40);
+    let words = SharedMemory::new(4 * (1 + 2 * device.sms as usize))?;
+    let memory = DeviceMemory::new(2 * BYTES as usize + 256)?;
+    let holder = module.function("hold_all_sms", 0)?;
+    let stream = &queue.stream;
+    let blocks = 2 * device.sms;
+    let all_begun = || (1..=blocks as usize).all(|block| words.get::<u32>(block) == 1);
+    let on = Stream::new()?;
+    // Whatever the driver loads at a first use must not wait for the kernel.
+    if copy(method, memory.address, memory.address + BYTES, BYTES, queue).is_err() {
+        return Ok(None);
+    }
+    stream.synchronize()?;
+    let (mut release, mut begun) = (words.address, words.address + 4);
+    let mut parameters: [*mut c_void; 2] = [(&raw mut release).cast(), (&raw mut begun).cast()];
+    // SAFETY: the entry takes two pointers; both are to memory that outlives the launch, which ends below.
+    check("cuLaunchKernel", unsafe {
+        let none = std::ptr::null_mut();
+        sys::cuLaunchKernel(holder, blocks, 1, 1, 1024, 1, 1, 0, on.0, parameters.as_mut_ptr(), none)
+    })?;
+    let begin = Instant::now();
+    while !all_begun() && begin.elapsed() < PATIENCE {
+        std::hint::spin_loop();
+    }
+    let held = all_begun();
+    let begin = Instant::now();
+    let posted = copy(method, memory.address, memory.address + BYTES, BYTES, queue).and_then(|()| {
+        // SAFETY: the word is inside `memory`.
+        check("cuStreamWriteValue32", unsafe {
+            sys::cuStreamWriteValue32_v2(stream.0, memory.address + 2 * BYTES, 1, 0)
+        })
+    });
+    let mut done = None;
+    while posted.is_ok() && done.is_none() && begin.elapsed() < PATIENCE {
+        done = stream.is_done()?.then(|| begin.elapsed());
+    }
+    words.put(0, 1u32);
+    on.synchronize()?;
+    stream.synchronize()?;
+    Ok(done.filter(|_| held))
+}

@@ -1,0 +1,195 @@
+//! Lowered programs, run task by task on the CPU as the device interpreter does, give what the kernels' references say.
+
+use half::bf16;
+use tilewire_hw::device::{Device, HwError};
+use tilewire_hw::lower::{DeviceRegion, DeviceTask, Mode, Program, code, lower};
+use tilewire_hw::measure::{Compared, Inputs, inputs};
+use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Schedule, Spec, kernel};
+
+/// Runs any task whose waits are met until none is left. Panics when some are left and none can run.
+struct Machine<'a> {
+    program: &'a Program,
+    arenas: Vec<Vec<u16>>,
+    words: Vec<u32>,
+}
+
+impl Machine<'_> {
+    fn run(&mut self) {
+        let mut left: Vec<usize> = (0..self.program.tasks.len()).collect();
+        while !left.is_empty() {
+            let before = left.len();
+            left.retain(|&task| !self.try_task(task));
+            assert!(left.len() < before, "{before} tasks are stuck, the first is {:?}", self.program.tasks[left[0]]);
+        }
+    }
+
+    fn try_task(&mut self, index: usize) -> bool {
+        let task = self.program.tasks[index];
+        let first = task.first_wait as usize;
+        let waits =
+            &self.program.waits[first..first + (task.start_waits + task.step_waits + task.output_waits) as usize];
+        let met =
+            waits.iter().all(|w| (0..w.count).all(|i| self.words[(w.word + i * w.stride) as usize] >= w.at_least));
+        if !met {
+            return false;
+        }
+        match task.op {
+            code::GEMM => self.gemm(&task),
+            code::PUT => {
+                let put = self.program.puts[index].expect("a put has its copy");
+                let (from, to, count) = (put.src.1 as usize / 2, put.dst.1 as usize / 2, put.bytes as usize / 2);
+                let data = self.arenas[put.src.0 as usize][from..from + count].to_vec();
+                self.arenas[put.dst.0 as usize][to..to + count].copy_from_slice(&data);
+                self.words[put.arrived as usize] += 1;
+            }
+            code::SYNC => {}
+            _ => self.moves(&task),
+        }
+        for signal in &self.program.signals[task.first_signal as usize..][..task.signals as usize] {
+            self.words[signal.word as usize] += signal.add;
+        }
+        true
+    }
+
+    /// Sums, copies and zeros.
+    fn moves(&mut self, task: &DeviceTask) {
+        let regions = &self.program.regions[task.first_region as usize..][..(task.inputs + task.outputs) as usize];
+        let (inputs, outputs) = regions.split_at(task.inputs as usize);
+        for block in 0..u64::from(task.blocks) {
+            for row in 0..u64::from(task.rows) {
+                for column in 0..u64::from(task.row_bytes / 2) {
+                    let at = |r: &DeviceRegion| {
+                        let bytes = r.address + block * r.block_pitch + row * u64::from(r.row_pitch);
+                        (r.arena as usize, (bytes / 2 + column) as usize)
+                    };
+                    let sum: f32 = inputs
+                        .iter()
+                        .map(at)
+                        .map(|(arena, element)| bf16::from_bits(self.arenas[arena][element]).to_f32())
+                        .sum();
+                    for (arena, element) in outputs.iter().map(at) {
+                        self.arenas[arena][element] = bf16::from_f32(sum).to_bits();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Operands and outputs by their tensor maps, as the copy engine sees them.
+    fn gemm(&mut self, task: &DeviceTask) {
+        let regions = &self.program.regions[task.first_region as usize..][..(2 + task.outputs) as usize];
+        let at = |r: &DeviceRegion, row: usize, column: usize| {
+            let map = &self.program.maps[r.map as usize];
+            let within = r.column_block as usize * 64 + column;
+            (map.arena as usize, (r.row as usize + row) * (map.pitch as usize / 2) + within)
+        };
+        let value = |(arena, element): (usize, usize)| bf16::from_bits(self.arenas[arena][element]).to_f32();
+        let depth = task.steps as usize * 64;
+        let b: Vec<f32> =
+            (0..depth).flat_map(|k| (0..256).map(move |c| (k, c))).map(|(k, c)| value(at(&regions[1], k, c))).collect();
+        let mut sums = vec![0f32; 128 * 256];
+        for (row, sums) in sums.chunks_exact_mut(256).enumerate() {
+            for (k, b) in b.chunks_exact(256).enumerate() {
+                let a = value(at(&regions[0], row, k));
+                sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
+            }
+        }
+        for out in &regions[2..] {
+            for (i, sum) in sums.iter().enumerate() {
+                let (arena, element) = at(out, i / 256, i % 256);
+                let old = if out.add == 1 { bf16::from_bits(self.arenas[arena][element]).to_f32() } else { 0.0 };
+                self.arenas[arena][element] = bf16::from_f32(old + bf16::from_f32(*sum).to_f32()).to_bits();
+            }
+        }
+    }
+}
+
+struct Case(&'static str, (u16, u16), [u64; 3], &'static [(&'static str, &'static str)]);
+
+impl Case {
+    fn spec(&self) -> Spec {
+        let [m, n, k] = self.2;
+        let problem = Problem::Gemm { m, n, k };
+        let cluster = Cluster { nodes: self.1.0, gpus_per_node: self.1.1 };
+        let mut options = kernel(self.0).expect("a kernel").options(OptionSet::Tilewire, &problem, cluster);
+        for (name, value) in self.3 {
+            options.set(name, value).expect("a legal option");
+        }
+        Spec { problem, cluster, fabric: Fabric::Loopback, options }
+    }
+
+    fn build(&self) -> (Spec, Schedule) {
+        let spec = self.spec();
+        let schedule = kernel(self.0).expect("a kernel").build(&spec).expect("it builds");
+        (spec, schedule)
+    }
+}
+
+const SPLIT: RoleSplit = RoleSplit { compute: 8, intra_comm: 4, inter_send: 2, inter_reduce: 4 };
+
+fn compared(case: &Case, mode: Mode) -> Compared {
+    let (spec, schedule) = case.build();
+    let kernel = kernel(case.0).expect("a kernel");
+    let program = lower(&schedule, mode, &SPLIT, 132).unwrap_or_else(|error| panic!("{}: {error}", case.0));
+    let inputs: Inputs = inputs(&schedule, kernel, &spec, mode, 3);
+    let arenas = (0..program.arenas.len()).map(|arena| inputs.arena(&program, arena)).collect();
+    let mut machine = Machine { program: &program, arenas, words: vec![0; program.words as usize] };
+    machine.run();
+    inputs.compare(&program, &schedule, kernel, &spec, |arena| Ok(machine.arenas[arena].clone())).expect("no device")
+}
+
+#[test]
+fn virtual_programs_of_the_gemm_family_give_the_reference() {
+    for case in [
+        Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
+        Case("gemm_rs", (2, 1), [256, 1024, 64], &[("staging", "helper_zero")]),
+        Case("gemm_rs", (1, 2), [256, 1024, 64], &[("staging", "helper_zero")]),
+        Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
+        Case("gemm_ar", (2, 2), [512, 512, 64], &[("chunk_tiles", "1")]),
+        Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1"), ("node_sum", "pull")]),
+    ] {
+        let compared = compared(&case, Mode::Virtual);
+        assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
+    }
+}
+
+#[test]
+fn mirror_programs_of_the_gemm_family_give_the_reference() {
+    for case in [
+        Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
+        Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
+        Case("gemm_ar", (2, 2), [512, 512, 64], &[("chunk_tiles", "1")]),
+    ] {
+        let compared = compared(&case, Mode::Mirror);
+        assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
+    }
+}
+
+#[test]
+fn what_the_interpreter_does_not_do_is_refused() {
+    let refused = |case: Case, mode| {
+        let (_, schedule) = case.build();
+        lower(&schedule, mode, &SPLIT, 132).expect_err("refused").to_string()
+    };
+    let small = Case("gemm_rs", (1, 2), [256, 1024, 64], &[("tile_m", "64")]);
+    assert!(refused(small, Mode::Virtual).contains("tiles other than 128 x 256 x 64"));
+    let multicast = Case("ag_gemm", (1, 2), [256, 256, 256], &[("nvls", "true")]);
+    assert!(refused(multicast, Mode::Virtual).contains("nvls = false"));
+    let absolute = Case("ag_gemm", (1, 2), [256, 256, 256], &[("row_order", "absolute")]);
+    assert!(refused(absolute, Mode::Mirror).contains("one skeleton"));
+    let early = Case("gemm_rs", (1, 2), [256, 1024, 64], &[("early_ready", "true")]);
+    assert!(refused(early, Mode::Virtual).contains("before the write is visible"));
+    let (_, schedule) = Case("gemm_rs", (1, 8), [1024, 1024, 64], &[]).build();
+    let split = RoleSplit { compute: 100, inter_reduce: 33, ..RoleSplit::default() };
+    let error = lower(&schedule, Mode::Mirror, &split, 132).expect_err("too many");
+    assert!(matches!(error, HwError::TooManyCtas { ctas: 133, sms: 132, .. }), "{error}");
+}
+
+#[test]
+fn a_machine_without_a_gpu_gets_a_typed_error() {
+    match Device::open() {
+        Ok(device) => println!("skipped: there is a GPU with {} SMs", device.sms),
+        Err(HwError::NoDriver | HwError::NoDevice | HwError::Architecture(..)) => {}
+        Err(error) => panic!("{error}"),
+    }
+}

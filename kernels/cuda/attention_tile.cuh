@@ -1,0 +1,279 @@
+// One CTA's part of O = softmax(Q K^T / sqrt(128)) V, head dimension 128, bf16 with f32 softmax and sums, not causal.
+//
+// Each consumer warpgroup owns 64 query rows; one more warpgroup holds a loader thread and a storer thread
+// per consumer. A task is one block of query rows of one head; K and V come in blocks of 128 rows through two
+// rings, because a step needs K one step before it needs V.
+#pragma once
+#include "base.cuh"
+#include "mbarrier.cuh"
+#include "tma.cuh"
+#include "watchdog.cuh"
+#include "wgmma.cuh"
+
+constexpr u32 kHeadDim = 128;
+constexpr u32 kKvRows = 128;
+constexpr u32 kKvBytes = kKvRows * kHeadDim * 2;
+constexpr u32 kKvBlockBytes = kKvRows * 128;  // one block of 64 columns
+
+struct AttentionProblem {
+  u32 q_blocks;   // of one head
+  u32 kv_blocks;  // of one head
+  u32 tasks;      // heads x q_blocks
+  float scale_log2;  // log2(e) / sqrt(head dimension)
+};
+
+DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Overlapped: the products of step j + 1's scores run under step j's softmax; it needs the registers of two
+// consumers' budget. TurnTaking: consumers issue their products one after the other, so that one's products
+// run under the other's softmax.
+template <u32 Consumers, bool Overlapped, bool TurnTaking, u32 Stages>
+struct AttentionTile {
+  static constexpr u32 kQRows = Consumers * 64;
+  static constexpr u32 kQBytes = kQRows * kHeadDim * 2;
+  static constexpr u32 kQBlockBytes = kQRows * 128;
+  static constexpr u32 kQ = 0;
+  static constexpr u32 kK = kQBytes;
+  static constexpr u32 kV = kK + Stages * kKvBytes;
+  static constexpr u32 kO = kV + Stages * kKvBytes;
+  static constexpr u32 kBarriers = kO + kQBytes;
+  static constexpr u32 kQFull = kBarriers;
+  static constexpr u32 kQEmpty = kQFull + 8;
+  static constexpr u32 kKFull = kQEmpty + 8;
+  static constexpr u32 kKEmpty = kKFull + Stages * 8;
+  static constexpr u32 kVFull = kKEmpty + Stages * 8;
+  static constexpr u32 kVEmpty = kVFull + Stages * 8;
+  static constexpr u32 kOReady = kVEmpty + Stages * 8;
+  static constexpr u32 kOFree = kOReady + Consumers * 8;
+  static constexpr u32 kFinished = kOFree + Consumers * 8;
+  static constexpr u32 kSmemBytes = kFinished + 8;
+  static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
+
+  static DEVICE void init_barriers(u32 smem) {
+    mbarrier_init(smem + kQFull, 1);
+    mbarrier_init(smem + kQEmpty, Consumers * 4);
+    for (u32 s = 0; s < Stages; ++s) {
+      mbarrier_init(smem + kKFull + s * 8, 1);
+      mbarrier_init(smem + kVFull + s * 8, 1);
+      mbarrier_init(smem + kKEmpty + s * 8, Consumers * 4);
+      mbarrier_init(smem + kVEmpty + s * 8, Consumers * 4);
+    }
+    for (u32 i = 0; i < Consumers; ++i) {
+      mbarrier_init(smem + kOReady + i * 8, 4);
+      mbarrier_init(smem + kOFree + i * 8, 1);
+    }
+    watchdog_clear(smem + kFinished);
+    mbarrier_init_fence();
+  }
+
+  static DEVICE void load(u32 smem, const TensorMap* q, const TensorMap* k, const TensorMap* v, const AttentionProblem& p,
+                          u32 first, u32 stride) {
+    RingPosition at;
+    u32 q_parity = 1;
+    for (u32 t = first; t < p.tasks; t += stride) {
+      const u32 head = t / p.q_blocks;
+      const u32 kv_row = head * p.kv_blocks * kKvRows;
+      mbarrier_wait(smem + kQEmpty, q_parity);
+      q_parity ^= 1;
+      mbarrier_arrive_expect_bytes(smem + kQFull, kQBytes);
+      tma_load(smem + kQ, q, smem + kQFull, t * kQRows, 0);  // heads follow each other: block t begins at row t * kQRows
+      for (u32 j = 0; j < p.kv_blocks; ++j) {
+        mbarrier_wait(smem + kKEmpty + at.slot * 8, at.parity ^ 1);
+        mbarrier_arrive_expect_bytes(smem + kKFull + at.slot * 8, kKvBytes);
+        tma_load(smem + kK + at.slot * kKvBytes, k, smem + kKFull + at.slot * 8, kv_row + j * kKvRows, 0);
+        mbarrier_wait(smem + kVEmpty + at.slot * 8, at.parity ^ 1);
+        mbarrier_arrive_expect_bytes(smem + kVFull + at.slot * 8, kKvBytes);
+        tma_load(smem + kV + at.slot * kKvBytes, v, smem + kVFull + at.slot * 8, kv_row + j * kKvRows, 0);
+        at.advance<Stages>();
+      }
+    }
+  }
+
+  // One storer thread serves all consumers: they end a task at about the same time, and need their staging
+  // again only at the end of the next one.
+  static DEVICE void store(u32 smem, const TensorMap* o, const AttentionProblem& p, u32 first, u32 stride) {
+    u32 parity = 0;
+    for (u32 t = first; t < p.tasks; t += stride) {
+      for (u32 c = 0; c < Consumers; ++c) {
+        mbarrier_wait(smem + kOReady + c * 8, parity);
+        tma_store(o, smem + kO + c * (64 * kHeadDim * 2), t * kQRows + c * 64, 0);
+        store_commit();
+      }
+      store_wait_smem_read<0>();
+      for (u32 c = 0; c < Consumers; ++c) mbarrier_arrive(smem + kOFree + c * 8);
+      parity ^= 1;
+    }
+    store_wait_visible<0>();
+  }
+
+  static DEVICE void issue_scores(float (&s)[64], u64 q, u64 k) {
+#pragma unroll
+    for (u32 i = 0; i < kHeadDim / 16; ++i) {
+      const u32 block = i / 4, within = (i % 4) * (32 >> 4);
+      wgmma_m64n128k16<0>(s, q + block * (kQBlockBytes >> 4) + within, k + block * (kKvBlockBytes >> 4) + within, i != 0);
+    }
+    wgmma_commit();
+  }
+
+  static DEVICE void issue_values(float (&o)[64], const u32 (&probabilities)[32], u64 v, bool accumulate) {
+#pragma unroll
+    for (u32 i = 0; i < kKvRows / 16; ++i) {
+      wgmma_m64n128k16_reg<1>(o, probabilities[4 * i], probabilities[4 * i + 1], probabilities[4 * i + 2],
+                              probabilities[4 * i + 3], v + i * ((16 * 128) >> 4), i != 0 || accumulate);
+    }
+    wgmma_commit();
+  }
+
+  // A thread holds 32 columns of each of two rows; the four lanes of a quad hold the rest of these rows.
+  static DEVICE void softmax(float (&s)[64], float (&row_max)[2], float (&row_sum)[2], float (&rescale)[2], float scale) {
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      float m = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+      for (u32 i = 1; i < 16; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+      m = fmaxf(m, row_max[r]);
+      rescale[r] = exp2_fast((row_max[r] - m) * scale);
+      row_max[r] = m;
+      const float offset = m * scale;
+      float sum = 0.0f;
+#pragma unroll
+      for (u32 i = 0; i < 16; ++i) {
+#pragma unroll
+        for (u32 e = 0; e < 2; ++e) {
+          const float x = exp2_fast(fmaf(s[4 * i + 2 * r + e], scale, -offset));
+          s[4 * i + 2 * r + e] = x;
+          sum += x;
+        }
+      }
+      row_sum[r] = row_sum[r] * rescale[r] + sum;
+    }
+  }
+
+  static DEVICE void pack_probabilities(const float (&s)[64], u32 (&probabilities)[32]) {
+#pragma unroll
+    for (u32 i = 0; i < 32; ++i) probabilities[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+  }
+
+  static DEVICE void rescale_output(float (&o)[64], const float (&rescale)[2]) {
+#pragma unroll
+    for (u32 i = 0; i < 64; ++i) o[i] *= rescale[(i >> 1) & 1];
+  }
+
+  static DEVICE void release(u32 bar) {
+    if (lane_id() == 0) mbarrier_arrive(bar);
+  }
+
+  static DEVICE void attend(u32 smem, const AttentionProblem& p, u32 first, u32 stride, u32 consumer) {
+    RingPosition k_at, v_at;
+    u32 task_parity = 0;
+    const u64 q = descriptor_k_major(smem + kQ + consumer * (64 * 128));
+    const u64 k_base = descriptor_k_major(smem + kK);
+    const u64 v_base = descriptor_mn_major(smem + kV, kKvBlockBytes);
+    if (TurnTaking && consumer == 1) pass_turn(1);  // consumer 0 goes first
+    for (u32 t = first; t < p.tasks; t += stride) {
+      float o[64], s[64];
+      u32 probabilities[32];
+      float row_max[2] = {-1e30f, -1e30f}, row_sum[2] = {0.0f, 0.0f}, rescale[2];
+      mbarrier_wait(smem + kQFull, task_parity);
+      if constexpr (Overlapped) {
+        mbarrier_wait(smem + kKFull + k_at.slot * 8, k_at.parity);
+        if constexpr (TurnTaking) take_turn(consumer);
+        wgmma_fence();
+        issue_scores(s, q, k_base + k_at.slot * (kKvBytes >> 4));
+        if constexpr (TurnTaking) pass_turn(consumer);
+        wgmma_wait<0>();
+        release(smem + kKEmpty + k_at.slot * 8);
+        k_at.advance<Stages>();
+        softmax(s, row_max, row_sum, rescale, p.scale_log2);
+        pack_probabilities(s, probabilities);
+        if (p.kv_blocks > 1) mbarrier_wait(smem + kKFull + k_at.slot * 8, k_at.parity);
+        for (u32 j = 1; j < p.kv_blocks; ++j) {
+          if constexpr (TurnTaking) take_turn(consumer);
+          wgmma_fence();
+          issue_scores(s, q, k_base + k_at.slot * (kKvBytes >> 4));
+          mbarrier_wait(smem + kVFull + v_at.slot * 8, v_at.parity);
+          wgmma_fence();  // o and the probabilities were written since the last one
+          issue_values(o, probabilities, v_base + v_at.slot * (kKvBytes >> 4), j != 1);
+          if constexpr (TurnTaking) pass_turn(consumer);
+          wgmma_wait<1>();
+          release(smem + kKEmpty + k_at.slot * 8);
+          k_at.advance<Stages>();
+          softmax(s, row_max, row_sum, rescale, p.scale_log2);
+          wgmma_hold(s);
+          // The next step's wait stands here because it is a loop: ptxas moves most of the softmax below the wgmma
+          // wait, out of the products' shadow, unless a basic block ends in between.
+          if (j + 1 < p.kv_blocks) mbarrier_wait(smem + kKFull + k_at.slot * 8, k_at.parity);
+          wgmma_wait<0>();
+          release(smem + kVEmpty + v_at.slot * 8);
+          v_at.advance<Stages>();
+          rescale_output(o, rescale);
+          pack_probabilities(s, probabilities);
+        }
+        release(smem + kQEmpty);
+        mbarrier_wait(smem + kVFull + v_at.slot * 8, v_at.parity);
+        wgmma_fence();
+        issue_values(o, probabilities, v_base + v_at.slot * (kKvBytes >> 4), p.kv_blocks > 1);
+        wgmma_wait<0>();
+        release(smem + kVEmpty + v_at.slot * 8);
+        v_at.advance<Stages>();
+      } else {
+        for (u32 j = 0; j < p.kv_blocks; ++j) {
+          mbarrier_wait(smem + kKFull + k_at.slot * 8, k_at.parity);
+          wgmma_fence();
+          issue_scores(s, q, k_base + k_at.slot * (kKvBytes >> 4));
+          wgmma_wait<0>();
+          release(smem + kKEmpty + k_at.slot * 8);
+          k_at.advance<Stages>();
+          softmax(s, row_max, row_sum, rescale, p.scale_log2);
+          if (j > 0) rescale_output(o, rescale);
+          pack_probabilities(s, probabilities);
+          mbarrier_wait(smem + kVFull + v_at.slot * 8, v_at.parity);
+          wgmma_fence();
+          issue_values(o, probabilities, v_base + v_at.slot * (kKvBytes >> 4), j > 0);
+          wgmma_wait<0>();
+          release(smem + kVEmpty + v_at.slot * 8);
+          v_at.advance<Stages>();
+        }
+        release(smem + kQEmpty);
+      }
+      stage_output(smem, o, row_sum, consumer, task_parity);
+      task_parity ^= 1;
+    }
+    if (TurnTaking && consumer == 0) take_turn(0);  // takes up the arrival left over
+  }
+
+  // Barrier 2 + c says that consumer c has issued its products; the other waits there.
+  static DEVICE void take_turn(u32 consumer) { named_barrier_sync(2 + (consumer ^ 1), 256); }
+  static DEVICE void pass_turn(u32 consumer) { named_barrier_arrive(2 + consumer, 256); }
+
+  static DEVICE void stage_output(u32 smem, float (&o)[64], float (&row_sum)[2], u32 consumer, u32 parity) {
+    float inverse[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      float sum = row_sum[r];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      inverse[r] = 1.0f / sum;
+    }
+    rescale_output(o, inverse);
+    const u32 lane = lane_id(), warp = (threadIdx.x >> 5) & 3;
+    mbarrier_wait(smem + kOFree + consumer * 8, parity ^ 1);
+    const u32 base = smem + kO + consumer * (64 * kHeadDim * 2) + (warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7)) * 128;
+#pragma unroll
+    for (u32 g = 0; g < 16; g += 2) {
+      const u32 address = base + (g / 8) * kChunk + ((((g & 7) + (lane >> 4)) ^ (lane & 7)) << 4);
+      stmatrix_x4(address, pack_bf16(o[4 * g], o[4 * g + 1]), pack_bf16(o[4 * g + 2], o[4 * g + 3]),
+                  pack_bf16(o[4 * g + 4], o[4 * g + 5]), pack_bf16(o[4 * g + 6], o[4 * g + 7]));
+    }
+    fence_smem_to_async();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(smem + kOReady + consumer * 8);
+  }
+  static constexpr u32 kChunk = 64 * 128;
+};

@@ -1,0 +1,99 @@
+// Small kernels that each read one number off the card.
+#include "copy.cuh"
+#include "reduce.cuh"
+
+struct ProbeStats {
+  u64 begin_ns, end_ns, cycles, bytes;
+};
+
+DEVICE void probe_record(ProbeStats* stats, u64 begin, u64 c0, u64 bytes) {
+  __syncthreads();
+  if (threadIdx.x == 0) stats[blockIdx.x] = {begin, globaltimer_ns(), clock_cycles() - c0, bytes};
+}
+
+#define REDUCE_VECTOR(NAME, THREADS, INPUTS, UNROLL)                                                           \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                       \
+      NAME(u8* out, const u8* in, u64 input_pitch, u64 bytes, ProbeStats* stats) {                               \
+    const u64 begin = globaltimer_ns(), c0 = clock_cycles();                                                     \
+    reduce_vector<THREADS, INPUTS, UNROLL>(out + blockIdx.x * bytes, in + blockIdx.x * bytes, input_pitch, bytes); \
+    probe_record(stats, begin, c0, bytes);                                                                       \
+  }
+REDUCE_VECTOR(reduce_2in_8k, 256, 2, 1)
+REDUCE_VECTOR(reduce_2in_16k, 256, 2, 2)
+REDUCE_VECTOR(reduce_2in_32k, 256, 2, 4)
+REDUCE_VECTOR(reduce_2in_64k, 256, 2, 8)
+REDUCE_VECTOR(reduce_2in_64k_t512, 512, 2, 4)
+REDUCE_VECTOR(reduce_4in_16k, 256, 4, 1)
+REDUCE_VECTOR(reduce_4in_32k, 256, 4, 2)
+REDUCE_VECTOR(reduce_4in_64k, 256, 4, 4)
+REDUCE_VECTOR(reduce_8in_32k, 256, 8, 1)
+REDUCE_VECTOR(reduce_8in_64k, 256, 8, 2)
+
+#define REDUCE_BULK(NAME, INPUTS, SLOTS, SLOT_BYTES)                                                            \
+  extern "C" __global__ void __launch_bounds__(288, 1)                                                          \
+      NAME(u8* out, const u8* in, u64 input_pitch, u64 bytes, ProbeStats* stats) {                              \
+    const u64 begin = globaltimer_ns(), c0 = clock_cycles();                                                    \
+    reduce_bulk<256, INPUTS, SLOTS, SLOT_BYTES>(smem_address(dynamic_smem), out + blockIdx.x * bytes,             \
+                                                in + blockIdx.x * bytes, input_pitch, bytes);                   \
+    probe_record(stats, begin, c0, bytes);                                                                      \
+  }
+REDUCE_BULK(reduce_2in_bulk96k, 2, 6, 8192)
+REDUCE_BULK(reduce_2in_bulk192k, 2, 12, 8192)
+REDUCE_BULK(reduce_4in_bulk192k, 4, 6, 8192)
+REDUCE_BULK(reduce_8in_bulk192k, 8, 6, 4096)
+
+#define COPY_KERNEL(NAME, SLOTS, CALL)                                                          \
+  extern "C" __global__ void __launch_bounds__(32, 1)                                           \
+      NAME(u8* dst_all, const u8* src_all, u64 bytes, u32 chunk, ProbeStats* stats) {           \
+    const u32 smem = smem_address(dynamic_smem), bars = smem + SLOTS * chunk;                     \
+    const u64 begin = globaltimer_ns(), c0 = clock_cycles();                                    \
+    const u8* src = src_all + blockIdx.x * bytes;                                               \
+    u8* dst = dst_all + blockIdx.x * bytes;                                                     \
+    u64 moved = 0;                                                                              \
+    if (threadIdx.x == 0) {                                                                     \
+      for (u32 s = 0; s < SLOTS; ++s) mbarrier_init(bars + s * 8, 1);                           \
+      mbarrier_init_fence();                                                                    \
+      moved = CALL;                                                                             \
+    }                                                                                           \
+    probe_record(stats, begin, c0, moved);                                                      \
+  }
+COPY_KERNEL(copy_serial3_read, 3, (copy_serial<3, false>(smem, bars, chunk, src, dst, bytes, bytes)))
+COPY_KERNEL(copy_serial3_visible, 3, (copy_serial<3, true>(smem, bars, chunk, src, dst, bytes, bytes)))
+COPY_KERNEL(copy_serial1_visible, 1, (copy_serial<1, true>(smem, bars, chunk, src, dst, bytes, bytes)))
+COPY_KERNEL(copy_pipelined3, 3, (copy_pipelined<3, 1>(smem, bars, chunk, src, dst, bytes, bytes, nullptr)))
+COPY_KERNEL(copy_pipelined6, 6, (copy_pipelined<6, 2>(smem, bars, chunk, src, dst, bytes, bytes, nullptr)))
+COPY_KERNEL(copy_pipelined12, 12, (copy_pipelined<12, 4>(smem, bars, chunk, src, dst, bytes, bytes, nullptr)))
+
+#define GATHER_KERNEL(NAME, SLOTS, CALL)                                                        \
+  extern "C" __global__ void __launch_bounds__(32, 1)                                           \
+      NAME(u8* dst_all, const u8* table, const u32* rows_all, u32 count, u32 row_bytes, ProbeStats* stats) { \
+    const u32 smem = smem_address(dynamic_smem), bars = smem + SLOTS * row_bytes;                 \
+    const u64 begin = globaltimer_ns(), c0 = clock_cycles();                                    \
+    const u32* rows = rows_all + blockIdx.x * count;                                            \
+    u8* dst = dst_all + u64(blockIdx.x) * count * row_bytes;                                    \
+    if (threadIdx.x == 0) {                                                                     \
+      for (u32 s = 0; s < SLOTS; ++s) mbarrier_init(bars + s * 8, 1);                           \
+      mbarrier_init_fence();                                                                    \
+      CALL;                                                                                     \
+    }                                                                                           \
+    probe_record(stats, begin, c0, u64(count) * row_bytes);                                     \
+  }
+GATHER_KERNEL(gather_serial16_read, 16, (gather_serial<16, false>(smem, bars, row_bytes, table, rows, count, dst)))
+GATHER_KERNEL(gather_serial16_visible, 16, (gather_serial<16, true>(smem, bars, row_bytes, table, rows, count, dst)))
+GATHER_KERNEL(gather_serial1_visible, 1, (gather_serial<1, true>(smem, bars, row_bytes, table, rows, count, dst)))
+GATHER_KERNEL(gather_pipelined16, 16, (gather_pipelined<16, 4>(smem, bars, row_bytes, table, rows, count, dst)))
+
+// Does nothing, with the resources of the real kernel.
+extern "C" __global__ void __launch_bounds__(384, 1) probe_empty(u32* word) {
+  if (word != nullptr && threadIdx.x == 5000) *word = dynamic_smem[0];
+}
+
+extern "C" __global__ void __launch_bounds__(128) probe_clear(u32* words, u32 count) {
+  for (u32 i = blockIdx.x * 128 + threadIdx.x; i < count; i += gridDim.x * 128) words[i] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) probe_grid_barrier(u32* word, u32 rounds, u32 first_round, ProbeStats* stats) {
+  const u64 begin = globaltimer_ns(), c0 = clock_cycles();
+  for (u32 r = 0; r < rounds; ++r) grid_barrier(word, gridDim.x, first_round + r);
+  probe_record(stats, begin, c0, 0);
+}

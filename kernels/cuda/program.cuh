@@ -1,0 +1,109 @@
+// A schedule lowered for one launch: what the host writes and the interpreter reads.
+//
+// hw/src/lower.rs writes the same structs; a field is added in both places.
+#pragma once
+#include "base.cuh"
+
+constexpr u32 kNone = ~0u;
+constexpr u32 kMaxMaps = 64;
+
+enum Op : u32 { kGemm, kCopy, kReduce, kFill, kPut, kSync };
+enum Claim : u32 { kStrided, kTicket, kReady };
+
+// Waits of a task lie behind each other: those of the start, of k steps, of the output.
+struct Wait {
+  u32 word;  // first flag of the run
+  u32 count;
+  u32 stride;
+  u32 at_least;
+};
+
+struct Signal {
+  u32 word;
+  u32 add;
+};
+
+// `blocks` x `rows` x `row_bytes` of its task. A tensor map sees the buffer as rows of `row_pitch` bytes.
+struct Region {
+  u64 address;
+  u64 block_pitch;
+  u32 row_pitch;
+  u32 map;            // index of a map whose box is 128 rows, for copies and operand A; B and outputs have their own
+  u32 row;            // of block 0 in the map
+  u32 column_block;   // of block 0, in units of 64 elements
+  u32 block_rows;     // from a block to the next in the map
+  u32 block_columns;  // likewise, in units of 64 elements
+  u32 add;            // outputs of a GEMM: added
+  u32 unused;
+};
+
+// Regions: a GEMM's a, b, outputs; else inputs, then outputs.
+struct Task {
+  u32 op;
+  u32 first_wait;
+  u32 start_waits;
+  u32 step_waits;
+  u32 output_waits;
+  u32 first_signal;
+  u32 signals;
+  u32 first_region;
+  u32 inputs;
+  u32 outputs;
+  u32 blocks;
+  u32 rows;
+  u32 row_bytes;
+  u32 steps;  // a GEMM's k steps
+  u32 number;  // in the role's list
+  u32 unused;
+};
+
+struct Role {
+  u32 first_task;
+  u32 tasks;
+  u32 claim;
+  u32 window;
+  u32 lanes;
+  u32 recycle;   // role, or kNone
+  u32 gemm;      // its tasks are GEMM tiles
+  u32 ctas;
+  u32 cursor;    // word: next ticket, or the first task of the window
+  u32 claimed;   // first word, one per task (Ready)
+};
+
+// Where a CTA begins.
+struct Start {
+  u32 role;
+  u32 cta;
+};
+
+// A wait that lasts long, in host memory: what the watchdog's trap leaves behind.
+struct Blocked {
+  u32 task;  // index + 1, 0: none
+  u32 word;
+  u32 have;
+  u32 need;
+};
+constexpr u32 kBlockedPerCta = 4;  // loader, two storers, movers
+
+struct CtaTimes {
+  u64 begin_ns, end_ns, cycles;
+};
+
+struct Program {
+  const Task* tasks;
+  const Wait* waits;
+  const Signal* signals;
+  const Region* regions;
+  const Role* roles;
+  const Start* starts;
+  u32* words;       // flags, then tickets and claims; zero at the launch
+  u64* fifo;        // host memory: (run << 32) + task + 1
+  Blocked* blocked;  // host memory
+  CtaTimes* times;
+  u32 fifo_head;    // word
+  u32 run;
+};
+
+struct Maps {
+  TensorMap map[kMaxMaps];
+};
