@@ -370,3 +370,13 @@ fn a_collective_begins_when_the_last_rank_has_come() {
     let machine = with(ib(), &[("library.all_gather.fill_us", 0.0)]);
     assert_eq!(simulate(&toy, &machine, split(0, 0, 0, 0)).rank_ends, [(3 + 21 + 1 + 10 + 60) * US; 4]);
 }
+
+#[test]
+fn ring_all_reduce_on_an_alpha_beta_machine() {
+    for ranks in [2, 16, 64] {
+        let schedule = ring_all_reduce(ranks, 64 << 20);
+        let end = simulate(&schedule, &alpha_beta_machine(2.0, 50.0), split(0, 0, 1, 0)).end as f64;
+        let error = end / ring_all_reduce_ps(ranks, 64 << 20, 2.0, 50.0) - 1.0;
+        assert!(error.abs() < 0.01, "{ranks} ranks: {error}");
+    }
+}

@@ -170,7 +170,7 @@ impl Toy {
         Self {
             cluster,
             fabric: Fabric::IbRc,
-            slots: 1 << 16,
+            slots: 1 << 14,
             launches: vec![Launch { name: "main".into(), after: Vec::new(), roles }],
             symmetry: Symmetry::NONE,
         }
@@ -324,6 +324,43 @@ pub fn simulate(schedule: &Schedule, machine: &Machine, split: RoleSplit) -> Run
 pub fn try_simulate(schedule: &Schedule, machine: &Machine, split: RoleSplit) -> Result<Run, SimError> {
     let compiled = Compiled::new(schedule, machine, &full())?;
     engine::run(&compiled, &split, Form::Whole, true)
+}
+
+/// A machine that is a latency and a bandwidth: a put takes `latency_us` and its bytes at `gbs`, nothing else.
+pub fn alpha_beta_machine(latency_us: f64, gbs: f64) -> Machine {
+    let nothing = [
+        "flags.nic_ns",
+        "proxy.push_ns",
+        "proxy.fifo_latency_ns",
+        "proxy.post_ns",
+        "proxy.completion_ns",
+        "nic.message_ns",
+        "launch.command_us",
+    ];
+    let mut machine = with(round_machine(Fabric::IbRc), &nothing.map(|name| (name, 0.0)));
+    machine = with(machine, &[("network.latency_us", latency_us), ("nic.rail_gbs", gbs)]);
+    with(machine, &[("proxy.fifo_depth", 1e6), ("proxy.in_flight", 1e6)])
+}
+
+/// Ring all-reduce of `size` bytes on `ranks` nodes of one GPU: every step passes a part on to the next rank.
+pub fn ring_all_reduce(ranks: u16, size: u64) -> Schedule {
+    let steps = 2 * (u32::from(ranks) - 1);
+    let part = size / u64::from(ranks);
+    let send = role(RoleKind::InterSend, Claim::Strided);
+    Toy::on(cluster(ranks, 1), vec![send]).symmetric().tasks(move |_, _, _| {
+        (0..steps)
+            .map(|step| {
+                let task = put(part, 1, 0, Publish::SameQueueWrite, step, None);
+                if step == 0 { task } else { task.wait(wait(step - 1)) }
+            })
+            .collect()
+    })
+}
+
+/// `2 (N - 1) (a + S / (N b))`, ps.
+pub fn ring_all_reduce_ps(ranks: u16, size: u64, latency_us: f64, gbs: f64) -> f64 {
+    let n = f64::from(ranks);
+    2.0 * (n - 1.0) * (latency_us * 1e6 + size as f64 / n / gbs * 1e3)
 }
 
 /// A kernel in a shape that runs in milliseconds.
