@@ -64,7 +64,7 @@ impl<'a> Engine<'a> {
                     if open > 0 || state.entered < role.tasks {
                         state.idle.push(Reverse(w));
                         worker.state = State::Idle;
-                        worker.since = self.s.timers.now;
+                        self.s.pauses[h.worker0 + w as usize].since = self.s.timers.now;
                         if state.ready != 0 {
                             self.mark_dirty(h, r);
                         }
@@ -171,13 +171,13 @@ impl<'a> Engine<'a> {
     /// the window that held the task back, the worker was idle.
     fn take_found(&mut self, h: &Here<'a>, w: u32, id: u32, flag: u32) -> bool {
         let s = &mut *self.s;
-        let (worker, now) = (&s.workers[h.worker0 + w as usize], s.timers.now);
-        if flag == NONE || worker.since == now {
+        let (since, now) = (s.pauses[h.worker0 + w as usize].since, s.timers.now);
+        if flag == NONE || since == now {
             return self.take(h, w, id);
         }
-        let since = worker.since;
         let family = usize::from(self.t.family_of[flag as usize]);
-        s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += now - since;
+        let role = usize::from(s.workers[h.worker0 + w as usize].role);
+        s.waits[(h.role0 + role) * self.t.families + family] += now - since;
         self.take_after_wait(h, w, id, since, flag)
     }
 

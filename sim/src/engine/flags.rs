@@ -159,7 +159,7 @@ impl<'a> Engine<'a> {
         let mut waiter = self.s.flags.take_waiters(h.rank, flag);
         while waiter != NONE {
             if waiter & SLOT == 0 {
-                let next = self.s.workers[h.worker0 + waiter as usize].next;
+                let next = self.s.pauses[h.worker0 + waiter as usize].next;
                 self.make_runnable(h, waiter);
                 waiter = next;
             } else {
@@ -175,7 +175,7 @@ impl<'a> Engine<'a> {
     pub(super) fn register(&mut self, h: &Here<'a>, flag: u32, waiter: u32) {
         let behind = self.s.flags.enqueue(&mut self.s.timers, h.rank, flag, waiter);
         if waiter & SLOT == 0 {
-            self.s.workers[h.worker0 + waiter as usize].next = behind;
+            self.s.pauses[h.worker0 + waiter as usize].next = behind;
         } else {
             self.s.slot_next[h.slot0 + (waiter & !SLOT) as usize] = behind;
         }

@@ -38,7 +38,7 @@ use tables::Tables;
 use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{Offset, Rank, RoleKind, RoleSplit};
 use timers::{Timers, kind};
-use workers::{State, Worker};
+use workers::{Pause, State, Worker};
 
 /// Flow tags: what ended, above the number of a worker or put.
 mod ended {
@@ -195,6 +195,7 @@ struct RunState {
     timers: Timers,
     flags: Flags,
     workers: Vec<Worker>,
+    pauses: Vec<Pause>,
     /// Workers that can go on, a bit each.
     runnable: Vec<u64>,
     roles: Vec<RoleState>,
@@ -241,6 +242,7 @@ impl RunState {
         self.timers.reset(n);
         self.flags.reset(c, t.compute_only);
         refill(&mut self.workers, n * t.workers, Worker::ABSENT);
+        refill(&mut self.pauses, n * t.workers, Pause::NONE);
         refill(&mut self.runnable, n * t.words, 0);
         self.roles.resize_with(n * t.roles_per_program, RoleState::default);
         self.roles.iter_mut().for_each(RoleState::reset);
@@ -457,7 +459,11 @@ impl<'a> Engine<'a> {
             for w in 0..self.t.workers as u32 {
                 let worker = &self.s.workers[h.worker0 + w as usize];
                 let waits = matches!(worker.state, State::Start | State::Step | State::Output);
-                let waited = if waits { Some((worker.task, worker.waited_for)) } else { self.window_head(&h, worker) };
+                let waited = if waits {
+                    Some((worker.task, self.s.pauses[h.worker0 + w as usize].waited_for))
+                } else {
+                    self.window_head(&h, worker)
+                };
                 if let Some((task, flag)) = waited {
                     let family = self.c.family_of(flag);
                     let role = &h.program.roles[usize::from(worker.role)];

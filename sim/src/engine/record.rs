@@ -66,6 +66,7 @@ impl<'a> Engine<'a> {
 
     fn push_task(&mut self, h: &Here<'a>, w: u32, end: u64) {
         let worker = &self.s.workers[h.worker0 + w as usize];
+        let pause = &self.s.pauses[h.worker0 + w as usize];
         let (home, index) = self.t.home(w);
         let lanes = self.t.roles[home].lanes;
         self.s.entry_of_store[h.worker0 + w as usize] = self.out.timeline.len() as u32;
@@ -75,11 +76,11 @@ impl<'a> Engine<'a> {
             cta: index / lanes,
             lane: index % lanes,
             task: worker.task,
-            taken: worker.taken,
+            taken: pause.taken,
             start: worker.start,
             free: self.s.timers.now,
             end,
-            waited_for: worker.waited_for,
+            waited_for: pause.waited_for,
         });
     }
 

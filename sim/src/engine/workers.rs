@@ -40,20 +40,13 @@ pub(super) enum State {
     Done,
 }
 
-/// A lane of a CTA; one cache line.
+/// A lane of a CTA: what every task touches, two to a cache line.
 #[derive(Clone, Copy)]
 pub(super) struct Worker {
-    /// Begin of the present wait or store.
-    pub since: u64,
-    pub taken: u64,
+    /// All start waits of the task were met.
     pub start: u64,
-    /// Time of the present task spent waiting for flags.
-    pub stalled: u64,
     pub task: u32,
     pub step: u32,
-    /// Who waits for the same flag.
-    pub next: u32,
-    pub waited_for: u32,
     /// Next task of a strided list.
     pub position: u32,
     /// Task whose store is in flight.
@@ -64,25 +57,41 @@ pub(super) struct Worker {
     pub storing: bool,
     /// The task could start when the CTA became free: its first loads were prefetched.
     pub prefetched: bool,
+    /// The task has waited since it started: see [`Pause::stalled`].
+    pub stalled: bool,
+}
+
+/// What a worker needs only when it waits, and for the timeline.
+#[derive(Clone, Copy)]
+pub(super) struct Pause {
+    /// Begin of the present wait.
+    pub since: u64,
+    /// The CTA took the task; kept for the timeline only.
+    pub taken: u64,
+    /// Time that the task has spent waiting for flags since it started.
+    pub stalled: u64,
+    /// Who waits for the same flag.
+    pub next: u32,
+    pub waited_for: u32,
 }
 
 impl Worker {
     pub const ABSENT: Self = Self {
-        since: 0,
-        taken: 0,
         start: 0,
-        stalled: 0,
         task: NONE,
         step: 0,
-        next: NONE,
-        waited_for: NONE,
         position: 0,
         storing_task: NONE,
         role: 0,
         state: State::Absent,
         storing: false,
         prefetched: false,
+        stalled: false,
     };
+}
+
+impl Pause {
+    pub const NONE: Self = Self { since: 0, taken: 0, stalled: 0, next: NONE, waited_for: NONE };
 }
 
 impl<'a> Engine<'a> {
@@ -119,21 +128,27 @@ impl<'a> Engine<'a> {
     fn end_wait(&mut self, h: &Here<'a>, w: u32) {
         let s = &mut *self.s;
         let worker = &mut s.workers[h.worker0 + w as usize];
-        let waited = s.timers.now - worker.since;
-        if waited > 0 {
-            worker.stalled += waited;
-            let family = usize::from(self.t.family_of[worker.waited_for as usize]);
-            s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
-        }
+        let pause = &mut s.pauses[h.worker0 + w as usize];
+        let waited = s.timers.now - pause.since;
+        pause.stalled = waited + if worker.stalled { pause.stalled } else { 0 };
+        worker.stalled = true;
+        let family = usize::from(self.t.family_of[pause.waited_for as usize]);
+        s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
     }
 
     fn wait_for(&mut self, h: &Here<'a>, w: u32, flag: u32, state: State) {
-        let now = self.s.timers.now;
-        let worker = self.worker(h, w);
-        worker.state = state;
-        worker.since = now;
-        worker.waited_for = flag;
+        self.worker(h, w).state = state;
+        let pause = &mut self.s.pauses[h.worker0 + w as usize];
+        pause.since = self.s.timers.now;
+        pause.waited_for = flag;
         self.register(h, flag, w);
+    }
+
+    /// Time of a worker's task so far, waits excluded.
+    fn busy_time(&self, h: &Here<'a>, w: u32) -> u64 {
+        let worker = &self.s.workers[h.worker0 + w as usize];
+        let stalled = if worker.stalled { self.s.pauses[h.worker0 + w as usize].stalled } else { 0 };
+        self.s.timers.now - worker.start - stalled
     }
 
     /// Moves a worker on as far as it can go now.
@@ -152,7 +167,7 @@ impl<'a> Engine<'a> {
                 State::Start => {
                     let task = &h.program.tasks[worker.task as usize];
                     self.end_wait(h, w);
-                    self.start(h, w, task)
+                    self.start(h, w, task, false)
                 }
                 State::Step => {
                     let task = &h.program.tasks[worker.task as usize];
@@ -198,16 +213,21 @@ impl<'a> Engine<'a> {
     pub(super) fn take_after_wait(&mut self, h: &Here<'a>, w: u32, id: u32, taken: u64, waited_for: u32) -> bool {
         let worker = self.worker(h, w);
         worker.task = id;
-        worker.taken = taken;
-        worker.waited_for = waited_for;
         worker.step = 0;
-        self.start(h, w, &h.program.tasks[id as usize])
+        worker.stalled = false;
+        if self.timeline {
+            let pause = &mut self.s.pauses[h.worker0 + w as usize];
+            pause.taken = taken;
+            pause.waited_for = waited_for;
+        }
+        self.start(h, w, &h.program.tasks[id as usize], taken == self.s.timers.now)
     }
 
-    /// Starts a task if its flags are there; true when the worker can go on at once.
+    /// Starts a task if its flags are there; true when the worker can go on at once. `at_once`: the CTA has only now
+    /// become free.
     #[expect(clippy::inline_always, reason = "one call per task each; together they are a tenth of the run time")]
     #[inline(always)]
-    fn start(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
+    fn start(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC, at_once: bool) -> bool {
         if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
             self.wait_for(h, w, flag, State::Start);
             return false;
@@ -217,9 +237,9 @@ impl<'a> Engine<'a> {
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
         worker.start = now;
-        worker.stalled = 0;
+        worker.stalled = false;
         // The loads of a task that could start when the CTA became free were issued behind the last tile.
-        worker.prefetched = now == worker.taken && worker.storing;
+        worker.prefetched = at_once && worker.storing;
         match cost.work {
             Work::Tile if task.waits[1] > 0 || cost.main == NONE => self.run_steps(h, w, task),
             Work::Tile => {
@@ -386,16 +406,16 @@ impl<'a> Engine<'a> {
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
         s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, ended::OUT | w);
-        s.busy[h.role0 + usize::from(worker.role)] += now - worker.start - worker.stalled.min(now - worker.start);
         worker.storing_task = worker.task;
         if cost.drain == Drain::Overlap {
             worker.storing = true;
             worker.state = State::Free;
+            let role = usize::from(worker.role);
+            self.s.busy[h.role0 + role] += self.busy_time(h, w);
             self.record_task(h, w, NEVER);
             true
         } else {
             worker.state = State::Store;
-            worker.since = now;
             false
         }
     }
@@ -415,7 +435,7 @@ impl<'a> Engine<'a> {
             self.record_end(h, w);
         } else {
             worker.state = State::Free;
-            self.s.busy[h.role0 + role] += now - worker.since;
+            self.s.busy[h.role0 + role] += self.busy_time(h, w);
             self.make_runnable(h, w);
             self.record_task(h, w, now);
         }
@@ -430,7 +450,7 @@ impl<'a> Engine<'a> {
         worker.state = State::Free;
         let role = usize::from(worker.role);
         let task = &h.program.tasks[worker.task as usize];
-        self.s.busy[h.role0 + role] += (now - worker.start).saturating_sub(worker.stalled);
+        self.s.busy[h.role0 + role] += self.busy_time(h, w);
         for signal in signals_of(h, task) {
             self.raise_one(h, signal);
         }
