@@ -23,19 +23,27 @@ pub const FULL_SPEED: u64 = 1 << 32;
 /// "Never".
 pub const NEVER: u64 = u64::MAX;
 
-/// A flow of a class, in 16 bytes.
+/// A flow of a class, in 16 bytes; two equal words, because a processor that stores them one by one and copies them
+/// together waits for the stores.
 #[derive(Clone, Copy)]
 struct Member {
-    /// Value of the class clock at which the flow ends, low and high words.
+    /// Value of the class clock at which the flow ends, low word.
     low: u64,
-    high: u32,
-    /// What the caller attached.
-    tag: u32,
+    /// High half: the clock's high word. Low half: what the caller attached.
+    high_and_tag: u64,
 }
 
 impl Member {
+    const fn new(ends: u128, tag: u32) -> Self {
+        Self { low: ends as u64, high_and_tag: ((ends >> 64) as u64) << 32 | tag as u64 }
+    }
+
     const fn ends(&self) -> u128 {
-        (self.high as u128) << 64 | self.low as u128
+        ((self.high_and_tag >> 32) as u128) << 64 | self.low as u128
+    }
+
+    const fn tag(&self) -> u32 {
+        self.high_and_tag as u32
     }
 }
 
@@ -89,7 +97,7 @@ impl Class {
         let head = self.head as usize;
         let live = &self.list[head..];
         let count = live.iter().position(|m| m.ends() > v).unwrap_or(live.len());
-        ended.extend(live[..count].iter().map(|m| m.tag));
+        ended.extend(live[..count].iter().map(Member::tag));
         let head = head + count;
         if head == self.list.len() {
             self.list.clear();
@@ -374,7 +382,7 @@ impl Sharing {
             (c.v, c.since, c.theta, c.idle) = (0, now, FULL_SPEED, false);
         }
         let ends = c.clock(now) + (u128::from(work) << 32);
-        c.insert(Member { low: ends as u64, high: (ends >> 64) as u32, tag });
+        c.insert(Member::new(ends, tag));
         if !c.touched {
             c.touched = true;
             self.touched.push(class);
