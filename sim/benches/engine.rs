@@ -39,7 +39,9 @@ fn engine(c: &mut Criterion) {
             group.bench_function(name, |b| b.iter(|| black_box(run().end)));
         }
         let config = Config { execution: Execution::Mirror, ..Config::default() };
-        group.bench_function("compile", |b| b.iter(|| Simulation::new(&schedule, &machine, &config).map(black_box).is_ok()));
+        group.bench_function("compile", |b| {
+            b.iter(|| Simulation::new(&schedule, &machine, &config).map(black_box).is_ok())
+        });
         group.finish();
     }
 }
