@@ -40,7 +40,7 @@ fn engine(c: &mut Criterion) {
         }
         let config = Config { execution: Execution::Mirror, ..Config::default() };
         group.bench_function("compile", |b| {
-            b.iter(|| Simulation::new(&schedule, &machine, &config).map(black_box).is_ok())
+            b.iter(|| Simulation::new(&schedule, &machine, &config).map(black_box).is_ok());
         });
         group.finish();
     }

@@ -9,6 +9,9 @@ use crate::cluster::{Offset, Rank};
 use crate::schedule::{Access, At, Gate, GatherEntry, Op, Region, Schedule, Task};
 use std::hash::{Hash, Hasher};
 
+/// Where the touches of one signature (buffer and shape) are kept, to find those that are alike.
+type Alike = MixMap<(u16, u32, u64), (usize, usize)>;
+
 /// Rows `rows.0..rows.1`, bytes `cols.0..cols.1` of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Rect {
@@ -63,7 +66,7 @@ impl Touches {
         };
         let compact = order.compact;
         let roles = compact.roles.len() / compact.classes.len();
-        let mut alike: MixMap<(u16, u32, u64), (usize, usize)> = MixMap::default();
+        let mut alike: Alike = MixMap::default();
         let mut sources: Vec<(u32, usize)> = Vec::new();
         for (role, offsets) in reach.offsets.iter().enumerate() {
             let at = sources.len();
@@ -118,7 +121,7 @@ impl Touches {
         node: Node,
         task: &Task,
         order: &Order<'_>,
-        mut alike: Option<&mut MixMap<(u16, u32, u64), (usize, usize)>>,
+        mut alike: Option<&mut Alike>,
     ) {
         // Tasks without signals that wait for the same come before nothing but the end of their launch, and after the
         // same: of those, the first and the last stand for all.
