@@ -473,7 +473,8 @@ impl Plan {
                     Task::new(Op::Put {
                         src: self.chunk_region(STAGING, position),
                         dst: Place { at: At::node(to as u16), region: self.chunk_region(LANDING, index) },
-                        queue: (position % self.queues) as u16,
+                        // By what is the same on all ranks, which the position of a chunk is not.
+                        queue: (index % self.queues) as u16,
                         publish: self.publish,
                         arrived: Flag { family: ARRIVED, slot: index as u32 },
                         sent: None,

@@ -6,7 +6,10 @@ mod small;
 use small::{cases, changed};
 use smallvec::smallvec;
 use std::collections::BTreeSet;
-use tilewire_kernels::check::{Finding, Problem, Severity, ShapeError, check, check_fatal, check_residency};
+use tilewire_kernels::check::{
+    Finding, Limits, Problem, RaceKind, Severity, ShapeError, WireFormat, check, check_fatal, check_residency,
+    check_resources, narrow, report,
+};
 use tilewire_kernels::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, GatherEntry,
     Launch, Op, Place, Publish, Region, Role, Signal, Symmetry, TableSlice, TaskSource, Wait,
@@ -552,5 +555,76 @@ fn a_rank_that_differs_from_its_representative_is_told() {
             case.name(),
             text(&found)
         );
+    }
+}
+
+/// Case C24: 1 MB of data, then a flag as a write of its own. Nothing orders them on EFA; one reliable queue does.
+#[test]
+fn a_separate_flag_needs_one_ordered_queue() {
+    let build = |fabric, queue| {
+        let mut word = put(1, 0);
+        if let Op::Put { publish, .. } = &mut word.op {
+            *publish = Publish::SeparateWrite { queue };
+        }
+        let read = copy(row(Y, 0), row(Y, 512)).wait(Wait::on(ARRIVED, 0, 1));
+        let mut schedule = schedule((2, 1), &[Claim::Ticket; 2], vec![vec![word], vec![read]]);
+        schedule.fabric = fabric;
+        report(&schedule, &Limits::hopper(132), None)
+    };
+    for (fabric, queue, clean) in
+        [(Fabric::EfaSrd, 0, false), (Fabric::EfaSrd, 1, false), (Fabric::IbRc, 0, true), (Fabric::IbRc, 1, false)]
+    {
+        let report = build(fabric, queue);
+        assert_eq!(report.is_clean(), clean, "{fabric} queue {queue}\n{report}");
+        let landing = |f: &Finding| matches!(f.problem, Problem::Race { kind: RaceKind::PutLanding, .. });
+        assert_eq!(report.findings.iter().any(landing), !clean, "{report}");
+    }
+}
+
+/// Case C29: slots of 1.125 GiB. Slot 3 ends below 4 GiB plus one slot but starts at 3.375; slot 4 starts at 4.5 GiB.
+#[test]
+fn offsets_past_4_gib_do_not_wrap() {
+    const SLOT: u64 = 9 << 27;
+    let found = |slot: u64, wire| {
+        let mut task = put(1, 0);
+        if let Op::Put { dst, .. } = &mut task.op {
+            dst.region.offset = slot * SLOT;
+        }
+        let mut schedule = schedule((2, 1), &[Claim::Ticket], vec![vec![task]]);
+        schedule.buffers[1].bytes = 8 * SLOT;
+        check_resources(&schedule, None, &Limits { wire, ..Limits::hopper(132) })
+    };
+    assert!(found(3, WireFormat::NARROW).is_empty());
+    assert!(found(4, WireFormat::WIDE).is_empty());
+    let message = text(&found(4, WireFormat::NARROW));
+    assert!(message.contains("destination offset = 4831838271"), "{message}");
+    assert!(message.contains("at most 4294967295"), "{message}");
+    assert_eq!(narrow("offset", 3 * SLOT, 32), Ok(3 * SLOT));
+    assert!(narrow("offset", 4 * SLOT, 32).is_err());
+}
+
+/// Case C31: a grid of 132 blocks on a GPU of the same architecture with 78 SMs.
+#[test]
+fn resident_ctas_are_counted_against_the_real_gpu() {
+    let split = RoleSplit { compute: 132, ..RoleSplit::default() };
+    let schedule = schedule((1, 1), &[Claim::Ticket], vec![vec![sync()]]);
+    assert!(report(&schedule, &Limits::hopper(132), Some(&split)).is_clean());
+    let report = report(&schedule, &Limits::hopper(78), Some(&split));
+    assert!(matches!(report.findings[0].problem, Problem::TooManyCtas { have: 132, sms: 78, .. }), "{report}");
+}
+
+#[test]
+fn what_a_machine_lacks_is_named() {
+    let tile = gemm(32, 8);
+    let small = Limits { shared_bytes: 100, ..Limits::hopper(132) };
+    let one = schedule((2, 1), &[Claim::Ticket], vec![vec![tile, put(1, 0)]]);
+    let message = text(&check_resources(&one, None, &small));
+    assert!(message.contains("needs 640 bytes of shared memory of a CTA, there are 100"), "{message}");
+    for limits in [
+        Limits { queues: 0, ..Limits::hopper(132) },
+        Limits { fifo_depth: 0, ..Limits::hopper(132) },
+        Limits { in_flight: 0, ..Limits::hopper(132) },
+    ] {
+        assert_eq!(check_resources(&one, None, &limits).len(), 1);
     }
 }

@@ -1,5 +1,9 @@
 //! The event structure against others on one workload: `n` sources, each with one next event; the earliest one happens
 //! and sets its source's next, seven times in ten about 1 us, else 0.1 us or 8 us later.
+//!
+//! The engine's sources are ranks, not tasks, and a change of rates moves the next event of a rank that has none at
+//! present. The tree does that in place; a heap or a calendar would leave a stale entry behind each time. On this
+//! workload, where nothing ever moves, it is the slowest of the three; in a run of the engine it takes 2 % of the time.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::cmp::Reverse;

@@ -13,11 +13,12 @@
 
 use super::compact::{Compact, Raiser, TaskKind};
 use super::finding::{Finding, Problem, RaceKind, RaceSide};
-use super::order::{Ahead, Order, Upto};
+use super::order::{Ahead, Mix, Order, Upto};
 use super::progress::name_on;
 use super::touches::{Reach, Touch, Touches};
 use crate::schedule::{Access, BufferUse, Schedule};
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 
 /// Races of one kind (buffer, roles, accesses) that are counted; more are like them.
 const FAILURES: u64 = 16;
@@ -28,7 +29,7 @@ pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> Ve
     let mut races: BTreeMap<(usize, u32, u32, u8, u8), Finding> = BTreeMap::new();
     let mut empty: BTreeMap<usize, Finding> = BTreeMap::new();
     for &rank in ranks {
-        let touches = Touches::new(schedule, order, rank, &reach);
+        let touches = Touches::new(schedule, order, rank, &reach, true);
         touches.for_each_cell(|buffer, bytes, list| {
             let place = |touch: &Touch| {
                 let late = u8::from(touch.access != Access::Read);
@@ -99,6 +100,29 @@ pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> Ve
         });
     }
     races.into_values().chain(empty.into_values()).collect()
+}
+
+/// A hash of who touches which bytes after whom, in the memory of all ranks. Without races it does not depend on the legal
+/// order: the groups of a cell follow each other in every run.
+pub(super) fn access_order(schedule: &Schedule, order: &Order<'_>) -> u64 {
+    let reach = Reach::new(schedule, order);
+    let mut hash = Mix::default();
+    for rank in 0..schedule.cluster.ranks() as u32 {
+        let touches = Touches::new(schedule, order, rank, &reach, false);
+        touches.for_each_cell(|buffer, bytes, list| {
+            list.sort_unstable_by_key(|touch| {
+                let late = u8::from(touch.access != Access::Read);
+                (order.position[touch.node.task as usize], touch.node.rank, late)
+            });
+            (buffer, bytes).hash(&mut hash);
+            for group in list.chunk_by(|a, b| a.access == b.access && a.access != Access::Write) {
+                let mut nodes: Vec<_> = group.iter().map(|touch| (touch.node.task, touch.node.rank)).collect();
+                nodes.sort_unstable();
+                (group[0].access as u8, nodes).hash(&mut hash);
+            }
+        });
+    }
+    hash.finish()
 }
 
 /// Whether the first access is over before the second begins.

@@ -97,6 +97,15 @@ pub fn check_hazards(schedule: &Schedule, split: Option<&RoleSplit>) -> Vec<Find
     findings
 }
 
+/// A hash of the order of all accesses that conflict, for a schedule that ends; for small schedules.
+///
+/// Two schedules of the same tasks, neither with a race, compute the same values if it is equal.
+pub fn access_order(schedule: &Schedule) -> Option<u64> {
+    let (compact, legal) = progress(schedule, None, &mut Vec::new())?;
+    let order = order::Order::new(schedule, &compact, &legal);
+    Some(hazards::access_order(schedule, &order))
+}
+
 /// [`check_fatal`] and, for the ranks of [`symmetry_sample`], the symmetry that the schedule claims.
 pub fn check(schedule: &Schedule, split: Option<&RoleSplit>) -> Vec<Finding> {
     let mut findings = check_fatal(schedule, split);

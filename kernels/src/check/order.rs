@@ -463,7 +463,13 @@ impl<'a> Order<'a> {
         let peers: MixSet<Node> =
             if collective { self.peers_of_collective(before).collect() } else { MixSet::default() };
         self.search(after, upto, floor, SEARCH_TASKS, |hop| match hop {
-            Hop::Raised { node, signal, ahead } => (node == before && covers(signal, ahead)) || peers.contains(&node),
+            // Looks one task further at once: long chains of counters are wide.
+            Hop::Raised { node, signal, ahead } => {
+                (node == before && covers(signal, ahead))
+                    || peers.contains(&node)
+                    || (self.position[node.task as usize] > floor
+                        && self.directly(before, node, Upto::All).any(|(signal, ahead)| covers(signal, ahead)))
+            }
             Hop::Ended { launch: l, rank } => ends && l == launch && (rank == before.rank || collective),
         })
     }

@@ -9,6 +9,9 @@ use crate::cluster::{Offset, Rank};
 use crate::schedule::{Access, At, Gate, GatherEntry, Op, Region, Schedule, Task};
 use std::hash::{Hash, Hasher};
 
+/// Where the touches of one signature (buffer and shape) are kept, to find those that are alike.
+type Alike = MixMap<(u16, u32, u64), (usize, usize)>;
+
 /// Rows `rows.0..rows.1`, bytes `cols.0..cols.1` of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Rect {
@@ -53,8 +56,9 @@ const STREAMED_TASKS: usize = 6_000_000;
 const FEWEST_SOURCES: usize = 8;
 
 impl Touches {
-    /// Streams the roles that reach the memory of `rank`, on all ranks from which they do.
-    pub(super) fn new(schedule: &Schedule, order: &Order<'_>, rank: u32, reach: &Reach) -> Self {
+    /// Streams the roles that reach the memory of `rank`, on all ranks from which they do. With `twins`, two of many equal
+    /// reads stand for all.
+    pub(super) fn new(schedule: &Schedule, order: &Order<'_>, rank: u32, reach: &Reach, twins: bool) -> Self {
         let mut touches = Self {
             cells: reach.pitches.iter().map(|&pitch| Cells { pitch, ..Cells::default() }).collect(),
             written: Vec::new(),
@@ -62,7 +66,7 @@ impl Touches {
         };
         let compact = order.compact;
         let roles = compact.roles.len() / compact.classes.len();
-        let mut alike: MixMap<(u16, u32, u64), (usize, usize)> = MixMap::default();
+        let mut alike: Alike = MixMap::default();
         let mut sources: Vec<(u32, usize)> = Vec::new();
         for (role, offsets) in reach.offsets.iter().enumerate() {
             let at = sources.len();
@@ -92,7 +96,15 @@ impl Touches {
             schedule.for_each_task(from, at.launch as usize, at.role as usize, |task| {
                 if task_index < at.first + at.tasks {
                     let node = Node { task: task_index, rank: source };
-                    touches.add_task(schedule, reach, (rank, from, table), node, &task, order, &mut alike);
+                    touches.add_task(
+                        schedule,
+                        reach,
+                        (rank, from, table),
+                        node,
+                        &task,
+                        order,
+                        twins.then_some(&mut alike),
+                    );
                 }
                 task_index += 1;
             });
@@ -109,7 +121,7 @@ impl Touches {
         node: Node,
         task: &Task,
         order: &Order<'_>,
-        alike: &mut MixMap<(u16, u32, u64), (usize, usize)>,
+        mut alike: Option<&mut Alike>,
     ) {
         // Tasks without signals that wait for the same come before nothing but the end of their launch, and after the
         // same: of those, the first and the last stand for all.
@@ -139,7 +151,8 @@ impl Touches {
                     cells.rects.push(rect);
                 }
                 let touch = Touch { rect: id, node, access, opens, written: set };
-                let Some(twin) = (access == Access::Read).then(twin_of).flatten() else {
+                let twin = if access == Access::Read { twin_of() } else { None };
+                let (Some(twin), Some(alike)) = (twin, alike.as_deref_mut()) else {
                     cells.touches.push(touch);
                     continue;
                 };
