@@ -79,7 +79,7 @@ fn gemm_ar(c: &mut Criterion) {
 /// 8,192 ranks of 132 CTAs, each with a tile in flight: four rounds of tiles that pass a flag to the next GPU.
 fn million_live_tasks(c: &mut Criterion) {
     let machine = with(round_machine(Fabric::IbRc), &[("gpu.hbm_gbs", 2_000.0)]);
-    let toy = Toy::on(cluster(1024, 8), vec![compute()]).symmetric().tasks(|_, _, _| {
+    let toy = Toy { slots: 4 * 132, ..Toy::on(cluster(1024, 8), vec![compute()]) }.symmetric().tasks(|_, _, _| {
         (0..4 * 132)
             .map(|i| {
                 let task = tile(10, At::ME, Drain::Overlap).signal(signal(At::local(1), i));

@@ -420,7 +420,7 @@ impl Sharing {
         for i in 0..self.dirty.len() {
             let r = self.dirty[i];
             let resource = &self.resources[r as usize];
-            // A resource that binds neither before nor after holds nobody back; one visit solves a whole component.
+            // One visit solves a whole component.
             if resource.hot && resource.visited <= before {
                 self.solve_component(r, now);
             }
@@ -464,7 +464,8 @@ impl Sharing {
             for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {
                 let resource = &mut self.resources[r as usize];
                 resource.demand = resource.demand.wrapping_add_signed(rate as i64 * change);
-                if !resource.dirty {
+                // One that binds neither before nor after holds nobody back.
+                if !resource.dirty && (resource.hot || resource.demand > resource.capacity) {
                     resource.dirty = true;
                     self.dirty.push(r);
                 }

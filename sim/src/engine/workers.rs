@@ -423,7 +423,13 @@ impl<'a> Engine<'a> {
     /// The outputs of a task are written.
     pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32) {
         let task = &h.program.tasks[self.worker(h, w).storing_task as usize];
-        self.raise(h, signals_of(h, task), false);
+        if h.any_early {
+            self.raise(h, signals_of(h, task), false);
+        } else {
+            for signal in signals_of(h, task) {
+                self.raise_one(h, signal);
+            }
+        }
         let now = self.s.timers.now;
         let worker = &mut self.s.workers[h.worker0 + w as usize];
         let role = usize::from(worker.role);

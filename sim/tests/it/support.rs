@@ -347,7 +347,7 @@ pub fn ring_all_reduce(ranks: u16, size: u64) -> Schedule {
     let steps = 2 * (u32::from(ranks) - 1);
     let part = size / u64::from(ranks);
     let send = role(RoleKind::InterSend, Claim::Strided);
-    Toy::on(cluster(ranks, 1), vec![send]).symmetric().tasks(move |_, _, _| {
+    Toy { slots: steps, ..Toy::on(cluster(ranks, 1), vec![send]) }.symmetric().tasks(move |_, _, _| {
         (0..steps)
             .map(|step| {
                 let task = put(part, 1, 0, Publish::SameQueueWrite, step, None);
