@@ -233,6 +233,8 @@ pub struct Sharing {
     due: Vec<u64>,
     crossings: Vec<Crossing>,
     presences: Vec<Presence>,
+    /// Classes with counted members, a bit each.
+    present: Vec<u64>,
     /// Resources crossed, class by class.
     crossed: Vec<u32>,
     /// Demands in bytes/s at full speed; classes of equal demands share a range.
@@ -244,6 +246,11 @@ pub struct Sharing {
     positions: Vec<u32>,
     /// Where each resource's classes begin; one more at the end.
     crossing_of: Vec<u32>,
+    /// The same classes as words of `present` and bits in them, resource by resource: most classes have no members at a
+    /// time, and are passed over 64 at once.
+    words: Vec<(u32, u64)>,
+    /// Where each resource's words begin; one more at the end.
+    words_of: Vec<u32>,
     dirty: Vec<u32>,
     /// Classes whose membership or speed changed since the last solution.
     touched: Vec<u32>,
@@ -292,6 +299,7 @@ impl Sharing {
             owner,
         });
         self.presences.push(Presence::default());
+        self.present.resize(self.classes.len().div_ceil(64) + 1, 0);
         self.classes.push(Class::NEW);
         self.due.push(NEVER);
         self.crossing_of.clear();
@@ -311,6 +319,7 @@ impl Sharing {
             crossing.hot = 0;
         }
         self.presences.fill(Presence::default());
+        self.present.fill(0);
         self.due.fill(NEVER);
         self.dirty.clear();
         self.touched.clear();
@@ -369,6 +378,20 @@ impl Sharing {
                 self.positions[*at as usize] = position as u32;
                 *at += 1;
             }
+        }
+        self.words.clear();
+        self.words_of = vec![0];
+        for resource in 0..self.resources.len() as u32 {
+            let first = self.words.len();
+            // Classes are listed in the order of their numbers.
+            for &class in &self.crossing[self.crossing_range(resource)] {
+                let (word, bit) = (class / 64, 1 << (class % 64));
+                match self.words[first..].last_mut() {
+                    Some(last) if last.0 == word => last.1 |= bit,
+                    _ => self.words.push((word, bit)),
+                }
+            }
+            self.words_of.push(self.words.len() as u32);
         }
     }
 
@@ -458,6 +481,8 @@ impl Sharing {
             }
             let change = i64::from(members) - i64::from(*counted);
             *counted = members;
+            let (word, bit) = (class as usize / 64, 1 << (class % 64));
+            self.present[word] = if members > 0 { self.present[word] | bit } else { self.present[word] & !bit };
             let crossing = &self.crossings[class as usize];
             let (first, len) = (crossing.resources as usize, crossing.len as usize);
             let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
@@ -516,16 +541,22 @@ impl Sharing {
         let mut next = 0;
         while let Some(remainder) = self.component.get(next) {
             next += 1;
-            for i in self.crossing_range(remainder.resource) {
-                let class = self.crossing[i];
-                let presence = &mut self.presences[class as usize];
-                if presence.counted > 0 && presence.visited != self.visit {
-                    presence.visited = self.visit;
-                    let members = presence.counted;
-                    let first = self.links.len() as u32;
-                    self.link(class);
-                    let links = (first, self.links.len() as u32);
-                    self.pieces.push(Piece { class, members, links, level: NEVER });
+            let r = remainder.resource as usize;
+            for i in self.words_of[r] as usize..self.words_of[r + 1] as usize {
+                let (word, crossing) = self.words[i];
+                let mut bits = crossing & self.present[word as usize];
+                while bits != 0 {
+                    let class = word * 64 + bits.trailing_zeros();
+                    bits &= bits - 1;
+                    let presence = &mut self.presences[class as usize];
+                    if presence.visited != self.visit {
+                        presence.visited = self.visit;
+                        let members = presence.counted;
+                        let first = self.links.len() as u32;
+                        self.link(class);
+                        let links = (first, self.links.len() as u32);
+                        self.pieces.push(Piece { class, members, links, level: NEVER });
+                    }
                 }
             }
         }
