@@ -17,116 +17,17 @@
 //! class. Resources whose demand fits their capacity never bind, and flows that cross none that binds run at full speed.
 //! Only the connected component of binding resources around a change is solved again.
 
+mod class;
+mod solve;
+
+use class::{Class, Member};
+use solve::{Link, Piece, Remainder};
+
 /// `theta` of a flow that nobody holds back.
 pub const FULL_SPEED: u64 = 1 << 32;
 
 /// "Never".
 pub const NEVER: u64 = u64::MAX;
-
-/// A flow of a class, in 16 bytes; two equal words, because a processor that stores them one by one and copies them
-/// together waits for the stores.
-#[derive(Clone, Copy)]
-struct Member {
-    /// Value of the class clock at which the flow ends, low word.
-    low: u64,
-    /// High half: the clock's high word. Low half: what the caller attached.
-    high_and_tag: u64,
-}
-
-impl Member {
-    const fn new(ends: u128, tag: u32) -> Self {
-        Self { low: ends as u64, high_and_tag: ((ends >> 64) as u64) << 32 | tag as u64 }
-    }
-
-    const fn ends(&self) -> u128 {
-        ((self.high_and_tag >> 32) as u128) << 64 | self.low as u128
-    }
-
-    const fn tag(&self) -> u32 {
-        self.high_and_tag as u32
-    }
-}
-
-/// The clock of a class and its flows; one cache line.
-struct Class {
-    v: u128,
-    /// Time at which `v` holds.
-    since: u64,
-    theta: u64,
-    /// Members by the value of the clock at which they end.
-    list: Vec<Member>,
-    /// Those before have ended.
-    head: u32,
-    /// Had no members at the last solution: whatever the clock shows does not matter.
-    idle: bool,
-    touched: bool,
-}
-
-impl Class {
-    const NEW: Self = Self { v: 0, since: 0, theta: FULL_SPEED, list: Vec::new(), head: 0, idle: true, touched: false };
-
-    fn clock(&self, now: u64) -> u128 {
-        self.v + u128::from(now - self.since) * u128::from(self.theta)
-    }
-
-    fn members(&self) -> u32 {
-        self.list.len() as u32 - self.head
-    }
-
-    #[inline]
-    fn insert(&mut self, member: Member) {
-        if self.list.last().is_some_and(|last| last.ends() > member.ends()) {
-            self.insert_before_last(member);
-        } else {
-            self.list.push(member);
-        }
-    }
-
-    /// Rare: most flows of a class have the same work. Kept out of line so that the other case stays short.
-    #[cold]
-    #[inline(never)]
-    fn insert_before_last(&mut self, member: Member) {
-        let head = self.head as usize;
-        let at = head + self.list[head..].partition_point(|m| m.ends() <= member.ends());
-        self.list.insert(at, member);
-    }
-
-    /// Drops the members that have ended by `now` and appends their tags.
-    fn finish(&mut self, now: u64, ended: &mut Vec<u32>) {
-        let v = self.clock(now);
-        let head = self.head as usize;
-        let live = &self.list[head..];
-        let count = live.iter().position(|m| m.ends() > v).unwrap_or(live.len());
-        ended.extend(live[..count].iter().map(Member::tag));
-        let head = head + count;
-        if head == self.list.len() {
-            self.list.clear();
-            self.head = 0;
-        } else if head >= 32 && 2 * head >= self.list.len() {
-            // Give back the room of those that ended; a member is moved at most once for each one that went.
-            self.list.drain(..head);
-            self.head = 0;
-        } else {
-            self.head = head as u32;
-        }
-    }
-
-    /// When the first member ends at the present speed.
-    fn next_end(&self, now: u64) -> u64 {
-        let Some(first) = self.list.get(self.head as usize) else { return NEVER };
-        let left = first.ends().saturating_sub(self.clock(now));
-        let wait = if self.theta == FULL_SPEED {
-            left.div_ceil(1 << 32)
-        } else if self.theta == 0 {
-            return NEVER;
-        } else if let Ok(left) = u64::try_from(left) {
-            u128::from(left.div_ceil(self.theta))
-        } else {
-            left.div_ceil(u128::from(self.theta))
-        };
-        u64::try_from(u128::from(now) + wait).unwrap_or(NEVER)
-    }
-}
 
 /// What a solution needs to know of a class.
 #[derive(Clone, Copy)]
@@ -167,63 +68,6 @@ struct Resource {
 
 /// The last bit of [`Crossing::hot`].
 const REST: usize = u64::BITS as usize - 1;
-
-/// A resource while its component is solved.
-#[derive(Clone, Copy)]
-struct Remainder {
-    /// Capacity not yet given away, 32 fractional bits.
-    left: u128,
-    /// Base and the demand of flows not yet frozen.
-    open: u64,
-    base: u64,
-    resource: u32,
-    /// What [`Remainder::find_level`] found last.
-    level: u64,
-}
-
-impl Remainder {
-    fn of(r: u32, resource: &Resource) -> Self {
-        let left = u128::from(resource.capacity) << 32;
-        Self { left, open: resource.demand, base: resource.base, resource: r, level: NEVER }
-    }
-
-    /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
-    fn find_level(&self) -> u64 {
-        let high = (self.left >> 32) as u64;
-        if high >= self.open {
-            return FULL_SPEED;
-        }
-        // The quotient is below 2^32: a double is off by less than one, and one exact product tells which way. A
-        // library division of 128-bit numbers would cost more than all the rest of a solution.
-        let estimate = (high as i64 as f64 * 4_294_967_296.0 + self.left as u32 as f64) / self.open as i64 as f64;
-        let mut level = estimate as i64 as u64;
-        if u128::from(level) * u128::from(self.open) > self.left {
-            level -= 1;
-        } else if u128::from(level + 1) * u128::from(self.open) <= self.left {
-            level += 1;
-        }
-        level
-    }
-}
-
-/// A class while its component is solved.
-#[derive(Clone, Copy)]
-struct Piece {
-    class: u32,
-    members: u32,
-    /// Its binding resources in `Sharing::links`.
-    links: (u32, u32),
-    /// Level at which it was frozen, [`NEVER`] until then. Levels rise from one round to the next.
-    level: u64,
-}
-
-/// A binding resource of a class while its component is solved.
-#[derive(Clone, Copy)]
-struct Link {
-    rate: u64,
-    /// Place in the component.
-    place: u32,
-}
 
 /// The state of all flows and resources of a simulation.
 #[derive(Default)]
@@ -311,10 +155,7 @@ impl Sharing {
         for resource in &mut self.resources {
             *resource = Resource { demand: resource.base, visited: 0, hot: false, dirty: false, ..*resource };
         }
-        for class in &mut self.classes {
-            class.list.clear();
-            *class = Class { list: std::mem::take(&mut class.list), ..Class::NEW };
-        }
+        self.classes.iter_mut().for_each(Class::reset);
         for crossing in &mut self.crossings {
             crossing.hot = 0;
         }
@@ -507,135 +348,6 @@ impl Sharing {
             if !c.touched {
                 c.touched = true;
                 self.touched.push(class);
-            }
-        }
-    }
-
-    /// Tells the classes that cross a resource whether it may hold them back.
-    fn mark(&mut self, r: u32, hot: bool) {
-        self.resources[r as usize].hot = hot;
-        let range = self.crossing_range(r);
-        for (&c, &position) in self.crossing[range.clone()].iter().zip(&self.positions[range]) {
-            let crossing = &mut self.crossings[c as usize];
-            if hot {
-                crossing.hot |= 1 << (position as usize).min(REST);
-            } else if (position as usize) < REST {
-                crossing.hot &= !(1 << position);
-            }
-        }
-    }
-
-    fn crossing_range(&self, resource: u32) -> std::ops::Range<usize> {
-        self.crossing_of[resource as usize] as usize..self.crossing_of[resource as usize + 1] as usize
-    }
-
-    /// Collects the component of binding resources that `seed` belongs to, and the classes that cross them.
-    fn collect_component(&mut self, seed: u32) {
-        self.visit += 1;
-        self.component.clear();
-        self.pieces.clear();
-        self.links.clear();
-        let resource = &mut self.resources[seed as usize];
-        (resource.visited, resource.place) = (self.visit, 0);
-        self.component.push(Remainder::of(seed, resource));
-        let mut next = 0;
-        while let Some(remainder) = self.component.get(next) {
-            next += 1;
-            let r = remainder.resource as usize;
-            for i in self.words_of[r] as usize..self.words_of[r + 1] as usize {
-                let (word, crossing) = self.words[i];
-                let mut bits = crossing & self.present[word as usize];
-                while bits != 0 {
-                    let class = word * 64 + bits.trailing_zeros();
-                    bits &= bits - 1;
-                    let presence = &mut self.presences[class as usize];
-                    if presence.visited != self.visit {
-                        presence.visited = self.visit;
-                        let members = presence.counted;
-                        let first = self.links.len() as u32;
-                        self.link(class);
-                        let links = (first, self.links.len() as u32);
-                        self.pieces.push(Piece { class, members, links, level: NEVER });
-                    }
-                }
-            }
-        }
-    }
-
-    /// Lists the binding resources of a class, and lets them join the component.
-    fn link(&mut self, class: u32) {
-        let Self { crossings, crossed, rates, resources, component, links, visit, .. } = self;
-        let crossing = &crossings[class as usize];
-        let len = crossing.len as usize;
-        let crossed = &crossed[crossing.resources as usize..crossing.resources as usize + len];
-        let rates = &rates[crossing.rates as usize..crossing.rates as usize + len];
-        let mut link = |position: usize| {
-            let r = crossed[position];
-            let resource = &mut resources[r as usize];
-            if resource.visited != *visit {
-                resource.visited = *visit;
-                resource.place = component.len() as u32;
-                component.push(Remainder::of(r, resource));
-            }
-            links.push(Link { rate: rates[position], place: resource.place });
-        };
-        let mut hot = crossing.hot;
-        while hot != 0 {
-            let position = hot.trailing_zeros() as usize;
-            hot &= hot - 1;
-            if position < REST {
-                link(position);
-            }
-        }
-        if crossing.hot >> REST != 0 {
-            // Few classes cross so many resources; those that hold nobody back have a level too high to matter.
-            (REST..len).for_each(link);
-        }
-    }
-
-    fn solve_component(&mut self, seed: u32, now: u64) {
-        self.collect_component(seed);
-        let mut pieces = std::mem::take(&mut self.pieces);
-        let mut unfrozen = pieces.len();
-        while unfrozen > 0 {
-            let lowest = self.lowest_level();
-            // Who is frozen is decided before anything is given away, so that the order does not matter.
-            let before = unfrozen;
-            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
-                let full = |link: &Link| self.component[link.place as usize].level == lowest;
-                let links = piece.links.0 as usize..piece.links.1 as usize;
-                if lowest >= FULL_SPEED || self.links[links].iter().any(full) {
-                    piece.level = lowest;
-                    unfrozen -= 1;
-                    self.set_theta(piece.class, now, lowest);
-                }
-            }
-            debug_assert!(unfrozen < before, "the lowest level is somebody's");
-            if unfrozen > 0 {
-                self.give_away(&pieces, lowest);
-            }
-        }
-        self.pieces = pieces;
-    }
-
-    /// The lowest level of the component's resources.
-    fn lowest_level(&mut self) -> u64 {
-        let mut lowest = FULL_SPEED;
-        for remainder in &mut self.component {
-            remainder.level = if remainder.open > remainder.base { remainder.find_level() } else { NEVER };
-            lowest = lowest.min(remainder.level);
-        }
-        lowest
-    }
-
-    /// Takes what the classes that have just been frozen get at `level` from their resources.
-    fn give_away(&mut self, pieces: &[Piece], level: u64) {
-        for piece in pieces.iter().filter(|piece| piece.level == level) {
-            for link in &self.links[piece.links.0 as usize..piece.links.1 as usize] {
-                let remainder = &mut self.component[link.place as usize];
-                let demand = u64::from(piece.members) * link.rate;
-                remainder.left -= u128::from(demand) * u128::from(level);
-                remainder.open -= demand;
             }
         }
     }

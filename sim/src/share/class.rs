@@ -1,0 +1,115 @@
+//! A class: flows that progress alike.
+
+use super::{FULL_SPEED, NEVER};
+
+/// A flow of a class, in 16 bytes; two equal words, because a processor that stores them one by one and copies them
+/// together waits for the stores.
+#[derive(Clone, Copy)]
+pub(super) struct Member {
+    /// Value of the class clock at which the flow ends, low word.
+    low: u64,
+    /// High half: the clock's high word. Low half: what the caller attached.
+    high_and_tag: u64,
+}
+
+impl Member {
+    pub const fn new(ends: u128, tag: u32) -> Self {
+        Self { low: ends as u64, high_and_tag: ((ends >> 64) as u64) << 32 | tag as u64 }
+    }
+
+    pub const fn ends(&self) -> u128 {
+        ((self.high_and_tag >> 32) as u128) << 64 | self.low as u128
+    }
+
+    pub const fn tag(&self) -> u32 {
+        self.high_and_tag as u32
+    }
+}
+
+/// The clock of a class and its flows; one cache line.
+pub(super) struct Class {
+    pub v: u128,
+    /// Time at which `v` holds.
+    pub since: u64,
+    pub theta: u64,
+    /// Members by the value of the clock at which they end.
+    list: Vec<Member>,
+    /// Those before have ended.
+    head: u32,
+    /// Had no members at the last solution: whatever the clock shows does not matter.
+    pub idle: bool,
+    pub touched: bool,
+}
+
+impl Class {
+    pub const NEW: Self =
+        Self { v: 0, since: 0, theta: FULL_SPEED, list: Vec::new(), head: 0, idle: true, touched: false };
+
+    /// Removes all flows and keeps their memory.
+    pub fn reset(&mut self) {
+        self.list.clear();
+        *self = Self { list: std::mem::take(&mut self.list), ..Self::NEW };
+    }
+
+    pub fn clock(&self, now: u64) -> u128 {
+        self.v + u128::from(now - self.since) * u128::from(self.theta)
+    }
+
+    pub fn members(&self) -> u32 {
+        self.list.len() as u32 - self.head
+    }
+
+    #[inline]
+    pub fn insert(&mut self, member: Member) {
+        if self.list.last().is_some_and(|last| last.ends() > member.ends()) {
+            self.insert_before_last(member);
+        } else {
+            self.list.push(member);
+        }
+    }
+
+    /// Rare: most flows of a class have the same work. Kept out of line so that the other case stays short.
+    #[cold]
+    #[inline(never)]
+    fn insert_before_last(&mut self, member: Member) {
+        let head = self.head as usize;
+        let at = head + self.list[head..].partition_point(|m| m.ends() <= member.ends());
+        self.list.insert(at, member);
+    }
+
+    /// Drops the members that have ended by `now` and appends their tags.
+    pub fn finish(&mut self, now: u64, ended: &mut Vec<u32>) {
+        let v = self.clock(now);
+        let head = self.head as usize;
+        let live = &self.list[head..];
+        let count = live.iter().position(|m| m.ends() > v).unwrap_or(live.len());
+        ended.extend(live[..count].iter().map(Member::tag));
+        let head = head + count;
+        if head == self.list.len() {
+            self.list.clear();
+            self.head = 0;
+        } else if head >= 32 && 2 * head >= self.list.len() {
+            // Give back the room of those that ended; a member is moved at most once for each one that went.
+            self.list.drain(..head);
+            self.head = 0;
+        } else {
+            self.head = head as u32;
+        }
+    }
+
+    /// When the first member ends at the present speed.
+    pub fn next_end(&self, now: u64) -> u64 {
+        let Some(first) = self.list.get(self.head as usize) else { return NEVER };
+        let left = first.ends().saturating_sub(self.clock(now));
+        let wait = if self.theta == FULL_SPEED {
+            left.div_ceil(1 << 32)
+        } else if self.theta == 0 {
+            return NEVER;
+        } else if let Ok(left) = u64::try_from(left) {
+            u128::from(left.div_ceil(self.theta))
+        } else {
+            left.div_ceil(u128::from(self.theta))
+        };
+        u64::try_from(u128::from(now) + wait).unwrap_or(NEVER)
+    }
+}
