@@ -24,8 +24,8 @@
 
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
-    BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, TileRule,
-    divides, fits_u32, publish,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
+    TILE_M, TILE_N, TileRule, divides, fits_u32, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Options, Value, Values};
 use crate::schedule::{
@@ -56,12 +56,12 @@ pub struct AgGemm;
 const READY_WORDS: &[&str] = &["k_chunk", "row_unit"];
 
 const OPTIONS: &[OptionSpec] = &[
-    OptionSpec { name: "tile_m", doc: "Rows of a compute tile.", values: Values::Int { min: 8, max: 512 } },
-    OptionSpec { name: "tile_n", doc: "Columns of a compute tile.", values: Values::Int { min: 8, max: 512 } },
-    OptionSpec { name: "tile_k", doc: "Depth of a main loop step.", values: Values::Int { min: 8, max: 256 } },
-    OptionSpec { name: "stages", doc: "Operand stages in shared memory.", values: Values::Int { min: 1, max: 16 } },
-    OptionSpec { name: "drain", doc: "When the next tile may load.", values: Values::Words(DRAIN_WORDS) },
-    OptionSpec { name: "main_loop", doc: "Issue rule of the matrix unit.", values: Values::Words(MAIN_LOOP_WORDS) },
+    TILE_M,
+    TILE_N,
+    TILE_K,
+    STAGES,
+    DRAIN,
+    MAIN_LOOP,
     OptionSpec {
         name: "super_m",
         doc: "Row blocks that are walked before the next column of tiles.",
@@ -151,7 +151,7 @@ const OPTIONS: &[OptionSpec] = &[
         doc: "Forwards as blocks land, or in list order (head of line).",
         values: Values::Words(&["any", "in_order"]),
     },
-    OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } },
+    QUEUES,
     OptionSpec {
         name: "recycle",
         doc: "CTAs of inter_send join intra_comm and those join compute, where these take tickets.",

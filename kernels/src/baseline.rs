@@ -21,7 +21,10 @@
 //! large as the largest pair of ranks needs, for the library's all-to-all moves equal parts.
 
 use crate::cluster::{Cluster, Offset, Rank};
-use crate::kernel::{BuildError, Element, Expected, Kernel, Problem, ProblemKind, Slice, Spec, divides, fits_u32};
+use crate::kernel::{
+    BuildError, Element, Expected, Kernel, Problem, ProblemKind, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, divides,
+    fits_u32,
+};
 use crate::moe_dispatch_gemm::{self, OutputRows};
 use crate::options::{OptionSet, OptionSpec, Options, Value, Values};
 use crate::schedule::{
@@ -86,14 +89,6 @@ const COLLECTIVE_CTAS: OptionSpec = OptionSpec {
     doc: "CTAs of a collective; launches that run beside one leave it these SMs.",
     values: Values::Int { min: 1, max: 128 },
 };
-const TILE_M: OptionSpec =
-    OptionSpec { name: "tile_m", doc: "Rows of a compute tile.", values: Values::Int { min: 8, max: 512 } };
-const TILE_N: OptionSpec =
-    OptionSpec { name: "tile_n", doc: "Columns of a compute tile.", values: Values::Int { min: 8, max: 512 } };
-const TILE_K: OptionSpec =
-    OptionSpec { name: "tile_k", doc: "Depth of a main loop step.", values: Values::Int { min: 8, max: 256 } };
-const STAGES: OptionSpec =
-    OptionSpec { name: "stages", doc: "Operand stages in shared memory.", values: Values::Int { min: 1, max: 16 } };
 const SUPER_M: OptionSpec = OptionSpec {
     name: "super_m",
     doc: "Row blocks that are walked before the next column of tiles.",

@@ -31,8 +31,8 @@
 
 use crate::cluster::{Cluster, Fabric, Rank};
 use crate::kernel::{
-    BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, TileRule,
-    divides, fits_u32, publish,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
+    TILE_M, TILE_N, TileRule, divides, fits_u32, publish, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -70,12 +70,12 @@ const EPILOGUE_ABOVE_CHUNKS: u64 = 16;
 pub struct GemmAr;
 
 const OPTIONS: &[OptionSpec] = &[
-    OptionSpec { name: "tile_m", doc: "Rows of a compute tile.", values: Values::Int { min: 8, max: 512 } },
-    OptionSpec { name: "tile_n", doc: "Columns of a compute tile.", values: Values::Int { min: 8, max: 512 } },
-    OptionSpec { name: "tile_k", doc: "Depth of a main loop step.", values: Values::Int { min: 8, max: 256 } },
-    OptionSpec { name: "stages", doc: "Operand stages in shared memory.", values: Values::Int { min: 1, max: 16 } },
-    OptionSpec { name: "drain", doc: "When the next tile may load.", values: Values::Words(DRAIN_WORDS) },
-    OptionSpec { name: "main_loop", doc: "Issue rule of the matrix unit.", values: Values::Words(MAIN_LOOP_WORDS) },
+    TILE_M,
+    TILE_N,
+    TILE_K,
+    STAGES,
+    DRAIN,
+    MAIN_LOOP,
     OptionSpec { name: "chunk_tiles", doc: "Tiles of a chunk.", values: Values::Int { min: 1, max: 4096 } },
     OptionSpec {
         name: "super_m",
@@ -137,7 +137,7 @@ const OPTIONS: &[OptionSpec] = &[
         doc: "CTAs whose list is empty join the next role of the flow, where that takes what is ready.",
         values: Values::Bool,
     },
-    OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } },
+    QUEUES,
     OptionSpec {
         name: "efa_publish",
         doc: "On efa-srd: an immediate, or a separate flag write that nothing orders after the data (a hazard).",
@@ -237,26 +237,7 @@ impl Kernel for GemmAr {
     }
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
-        let Problem::Gemm { m, n, k } = spec.problem else { return Vec::new() };
-        let deep = spec.cluster.number(rank) as u64 * k;
-        vec![
-            Slice {
-                tensor: "a",
-                row: 0,
-                col: deep,
-                rows: m,
-                cols: k,
-                region: Region::matrix(A, 0, m as u32, (k * 2) as u32, k * 2),
-            },
-            Slice {
-                tensor: "b",
-                row: deep,
-                col: 0,
-                rows: k,
-                cols: n,
-                region: Region::matrix(B, 0, k as u32, (n * 2) as u32, n * 2),
-            },
-        ]
+        split_depth_inputs(spec, rank, A, B)
     }
 
     fn reference(&self, spec: &Spec, _rank: Rank, element: &Element<'_>) -> Vec<Expected> {

@@ -18,13 +18,13 @@
 use crate::check::MAX_READY_FLAGS;
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, divides,
-    drain, fits_u32, main_loop, publish,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
+    TILE_M, TILE_N, TileRule, divides, fits_u32, publish, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
-    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Drain, FamilyId, Flag, FlagFamily, Gate, Launch, MainLoop,
-    Op, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, TileOut, Wait, WriteMode,
+    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, FamilyId, Flag, FlagFamily, Gate, Launch, Op, Place,
+    Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, TileOut, Wait, WriteMode,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -48,12 +48,12 @@ const ZERO_BLOCKS: u32 = 16;
 pub struct GemmRs;
 
 const OPTIONS: &[OptionSpec] = &[
-    OptionSpec { name: "tile_m", doc: "Rows of a compute tile.", values: Values::Int { min: 8, max: 512 } },
-    OptionSpec { name: "tile_n", doc: "Columns of a compute tile.", values: Values::Int { min: 8, max: 512 } },
-    OptionSpec { name: "tile_k", doc: "Depth of a main loop step.", values: Values::Int { min: 8, max: 256 } },
-    OptionSpec { name: "stages", doc: "Operand stages in shared memory.", values: Values::Int { min: 1, max: 16 } },
-    OptionSpec { name: "drain", doc: "When the next tile may load.", values: Values::Words(DRAIN_WORDS) },
-    OptionSpec { name: "main_loop", doc: "Issue rule of the matrix unit.", values: Values::Words(MAIN_LOOP_WORDS) },
+    TILE_M,
+    TILE_N,
+    TILE_K,
+    STAGES,
+    DRAIN,
+    MAIN_LOOP,
     OptionSpec { name: "chunk_tiles", doc: "Tiles of a chunk.", values: Values::Int { min: 1, max: 4096 } },
     OptionSpec {
         name: "output",
@@ -90,7 +90,7 @@ const OPTIONS: &[OptionSpec] = &[
         doc: "CTAs of compute and inter_send join inter_reduce when their lists are empty.",
         values: Values::Bool,
     },
-    OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } },
+    QUEUES,
     OptionSpec {
         name: "reduce_in_flight_bytes",
         doc: "Bytes that a reduce CTA keeps in flight.",
@@ -165,26 +165,7 @@ impl Kernel for GemmRs {
     }
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
-        let Problem::Gemm { m, n, k } = spec.problem else { return Vec::new() };
-        let deep = spec.cluster.number(rank) as u64 * k;
-        vec![
-            Slice {
-                tensor: "a",
-                row: 0,
-                col: deep,
-                rows: m,
-                cols: k,
-                region: Region::matrix(A, 0, m as u32, (k * 2) as u32, k * 2),
-            },
-            Slice {
-                tensor: "b",
-                row: deep,
-                col: 0,
-                rows: k,
-                cols: n,
-                region: Region::matrix(B, 0, k as u32, (n * 2) as u32, n * 2),
-            },
-        ]
+        split_depth_inputs(spec, rank, A, B)
     }
 
     fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected> {
@@ -225,10 +206,7 @@ struct Plan {
     k: u64,
     nodes: u64,
     gpus: u64,
-    tile: [u64; 3],
-    stages: u8,
-    drain: Drain,
-    main_loop: MainLoop,
+    rule: TileRule,
     publish: Publish,
     chunk_tiles: u64,
     /// Chunks of one slice.
@@ -255,8 +233,8 @@ impl Plan {
         };
         let options = &spec.options;
         let (nodes, gpus) = (u64::from(spec.cluster.nodes), u64::from(spec.cluster.gpus_per_node));
-        let tile = [options.int("tile_m"), options.int("tile_n"), options.int("tile_k")];
-        let [bm, bn, bk] = tile;
+        let rule = TileRule::new(options);
+        let [bm, bn, bk] = rule.tile;
         let chunk_tiles = options.int("chunk_tiles");
         let per_rank = options.word("output") == "per_rank";
         let parts = if per_rank { nodes * gpus } else { gpus };
@@ -280,10 +258,7 @@ impl Plan {
             k,
             nodes,
             gpus,
-            tile,
-            stages: options.int("stages") as u8,
-            drain: drain(options),
-            main_loop: main_loop(options),
+            rule,
             publish: publish(spec.fabric),
             chunk_tiles,
             chunks,
@@ -303,7 +278,7 @@ impl Plan {
     }
 
     const fn tile_bytes(&self) -> u64 {
-        self.tile[0] * self.tile[1] * 2
+        self.rule.bytes()
     }
 
     const fn chunk_bytes(&self) -> u64 {
@@ -379,7 +354,7 @@ impl Plan {
     }
 
     fn chunk_region(&self, buffer: BufferId, index: u64) -> Region {
-        let [bm, bn, _] = self.tile;
+        let [bm, bn, _] = self.rule.tile;
         Region {
             buffer,
             offset: index * self.chunk_bytes(),
@@ -403,7 +378,7 @@ impl Plan {
     }
 
     fn compute_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
-        let [bm, bn, bk] = self.tile;
+        let [bm, bn, _] = self.rule.tile;
         let slice_rows = self.m / self.gpus;
         for (position, dn) in self.chunk_order(rank) {
             let slot = self.chunk_slot(position, dn);
@@ -427,15 +402,11 @@ impl Plan {
                         outs.push(TileOut { place: Place::me(local), mode: WriteMode::Store });
                     }
                     outs.push(TileOut { place: Place { at: to, region: staging }, mode });
-                    let mut task = Task::new(Op::GemmTile {
-                        a: Region::matrix(A, row * self.k * 2, bm as u32, (self.k * 2) as u32, self.k * 2),
-                        b: Region::matrix(B, col * 2, self.k as u32, (bn * 2) as u32, self.n * 2),
+                    let mut task = Task::new(self.rule.op(
+                        Region::matrix(A, row * self.k * 2, bm as u32, (self.k * 2) as u32, self.k * 2),
+                        Region::matrix(B, col * 2, self.k as u32, (bn * 2) as u32, self.n * 2),
                         outs,
-                        tile: [bm as u16, bn as u16, bk as u16],
-                        stages: self.stages,
-                        drain: self.drain,
-                        main_loop: self.main_loop,
-                    });
+                    ));
                     if opens {
                         // The word that I raise at offset d is my slot -d there.
                         for d in 1..self.gpus {
@@ -486,7 +457,7 @@ impl Plan {
     }
 
     fn reduce_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
-        let [bm, bn, _] = self.tile;
+        let [bm, bn, _] = self.rule.tile;
         for (position, dn) in self.chunk_order(rank) {
             if dn != 0 {
                 continue;

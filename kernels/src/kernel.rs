@@ -1,8 +1,8 @@
 //! What a kernel file provides, and the words shared by all of them.
 
 use crate::cluster::{Cluster, Fabric, Rank};
-use crate::options::{OptionError, OptionSet, OptionSpec, Options, Value};
-use crate::schedule::{Drain, MainLoop, Op, Publish, Region, Schedule, TileOut};
+use crate::options::{OptionError, OptionSet, OptionSpec, Options, Value, Values};
+use crate::schedule::{BufferId, Drain, MainLoop, Op, Publish, Region, Schedule, TileOut};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::fmt;
@@ -254,25 +254,58 @@ pub(crate) const fn publish(fabric: Fabric) -> Publish {
     }
 }
 
-/// The words of the `drain` option.
-pub(crate) const DRAIN_WORDS: &[&str] = &["overlap", "smem_read", "visible"];
+// Options that kernels share, so that a name means the same everywhere.
 
-/// The words of the `main_loop` option.
-pub(crate) const MAIN_LOOP_WORDS: &[&str] = &["wait_each_step", "pipelined"];
+/// Rows of a tile.
+pub(crate) const TILE_M: OptionSpec =
+    OptionSpec { name: "tile_m", doc: "Rows of a compute tile.", values: Values::Int { min: 8, max: 512 } };
+/// Columns of a tile.
+pub(crate) const TILE_N: OptionSpec =
+    OptionSpec { name: "tile_n", doc: "Columns of a compute tile.", values: Values::Int { min: 8, max: 512 } };
+/// Depth of a step.
+pub(crate) const TILE_K: OptionSpec =
+    OptionSpec { name: "tile_k", doc: "Depth of a main loop step.", values: Values::Int { min: 8, max: 256 } };
+/// Operand stages.
+pub(crate) const STAGES: OptionSpec =
+    OptionSpec { name: "stages", doc: "Operand stages in shared memory.", values: Values::Int { min: 1, max: 16 } };
+/// Epilogue rule, see [`Drain`].
+pub(crate) const DRAIN: OptionSpec = OptionSpec {
+    name: "drain",
+    doc: "When the next tile may load.",
+    values: Values::Words(&["overlap", "smem_read", "visible"]),
+};
+/// Issue rule, see [`MainLoop`].
+pub(crate) const MAIN_LOOP: OptionSpec = OptionSpec {
+    name: "main_loop",
+    doc: "Issue rule of the matrix unit.",
+    values: Values::Words(&["wait_each_step", "pipelined"]),
+};
+/// NIC queues.
+pub(crate) const QUEUES: OptionSpec =
+    OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } };
 
-pub(crate) fn drain(options: &Options) -> Drain {
-    match options.word("drain") {
-        "overlap" => Drain::Overlap,
-        "smem_read" => Drain::SmemRead,
-        _ => Drain::Visible,
-    }
-}
-
-pub(crate) fn main_loop(options: &Options) -> MainLoop {
-    match options.word("main_loop") {
-        "pipelined" => MainLoop::Pipelined,
-        _ => MainLoop::WaitEachStep,
-    }
+/// The operands of a kernel that sums `A_r x B_r` over ranks r: each rank holds its own part of the depth.
+pub(crate) fn split_depth_inputs(spec: &Spec, rank: Rank, a: BufferId, b: BufferId) -> Vec<Slice> {
+    let Problem::Gemm { m, n, k } = spec.problem else { return Vec::new() };
+    let deep = spec.cluster.number(rank) as u64 * k;
+    vec![
+        Slice {
+            tensor: "a",
+            row: 0,
+            col: deep,
+            rows: m,
+            cols: k,
+            region: Region::matrix(a, 0, m as u32, (k * 2) as u32, k * 2),
+        },
+        Slice {
+            tensor: "b",
+            row: deep,
+            col: 0,
+            rows: k,
+            cols: n,
+            region: Region::matrix(b, 0, k as u32, (n * 2) as u32, n * 2),
+        },
+    ]
 }
 
 /// How a kernel computes its GEMM tiles: the options `tile_m`, `tile_n`, `tile_k`, `stages`, `drain`, `main_loop`.
@@ -291,8 +324,15 @@ impl TileRule {
         Self {
             tile: [options.int("tile_m"), options.int("tile_n"), options.int("tile_k")],
             stages: options.int("stages") as u8,
-            drain: drain(options),
-            main_loop: main_loop(options),
+            drain: match options.word("drain") {
+                "overlap" => Drain::Overlap,
+                "smem_read" => Drain::SmemRead,
+                _ => Drain::Visible,
+            },
+            main_loop: match options.word("main_loop") {
+                "pipelined" => MainLoop::Pipelined,
+                _ => MainLoop::WaitEachStep,
+            },
         }
     }
 

@@ -22,14 +22,14 @@
 
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
-    BuildError, DRAIN_WORDS, Element, Expected, Kernel, MAIN_LOOP_WORDS, Problem, ProblemKind, Slice, Spec, divides,
-    drain, fits_u32, lcm, main_loop, publish,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
+    TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
-    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Drain, FamilyId, Flag, FlagFamily, Gate, GatherEntry,
-    Launch, MainLoop, Op, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, TableSlice, Task,
-    TaskSource, TileOut, Wait, WriteMode,
+    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, FamilyId, Flag, FlagFamily, Gate, GatherEntry, Launch, Op,
+    Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, TableSlice, Task, TaskSource, TileOut, Wait,
+    WriteMode,
 };
 use smallvec::smallvec;
 
@@ -54,12 +54,12 @@ pub(crate) const ROUTING_WORDS: &[&str] = &["rotated", "uniform", "multinomial"]
 pub struct MoeDispatchGemm;
 
 const OPTIONS: &[OptionSpec] = &[
-    OptionSpec { name: "tile_m", doc: "Rows of a compute tile.", values: Values::Int { min: 8, max: 512 } },
-    OptionSpec { name: "tile_n", doc: "Columns of a compute tile.", values: Values::Int { min: 8, max: 512 } },
-    OptionSpec { name: "tile_k", doc: "Depth of a main loop step.", values: Values::Int { min: 8, max: 256 } },
-    OptionSpec { name: "stages", doc: "Operand stages in shared memory.", values: Values::Int { min: 1, max: 16 } },
-    OptionSpec { name: "drain", doc: "When the next tile may load.", values: Values::Words(DRAIN_WORDS) },
-    OptionSpec { name: "main_loop", doc: "Issue rule of the matrix unit.", values: Values::Words(MAIN_LOOP_WORDS) },
+    TILE_M,
+    TILE_N,
+    TILE_K,
+    STAGES,
+    DRAIN,
+    MAIN_LOOP,
     OptionSpec {
         name: "routing",
         doc: "Experts of a token: one rank's draw rotated to the others (symmetric), round robin, or drawn by one \
@@ -103,7 +103,7 @@ const OPTIONS: &[OptionSpec] = &[
         doc: "CTAs of the other roles join compute when their lists are empty; needs claim = ticket.",
         values: Values::Bool,
     },
-    OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } },
+    QUEUES,
     OptionSpec {
         name: "send_lanes",
         doc: "Warps of an inter_send CTA that post puts.",
@@ -209,7 +209,7 @@ impl Kernel for MoeDispatchGemm {
 
     fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected> {
         let Ok(plan) = Plan::new(spec) else { return Vec::new() };
-        let (hidden, inter, bm) = (plan.hidden, plan.inter, plan.tile[0] as usize);
+        let (hidden, inter, bm) = (plan.hidden, plan.inter, plan.rule.tile[0] as usize);
         let layout = plan.layout(rank);
         let first_expert = spec.cluster.number(rank) as u64 * plan.local_experts;
         let (mut values, mut magnitudes) = (Vec::new(), Vec::new());
@@ -303,10 +303,7 @@ struct Plan {
     topk: u64,
     local_tokens: u64,
     local_experts: u64,
-    tile: [u64; 3],
-    stages: u8,
-    drain: Drain,
-    main_loop: MainLoop,
+    rule: TileRule,
     publish: Publish,
     slice_tokens: u64,
     put_bytes: u64,
@@ -336,8 +333,8 @@ impl Plan {
         };
         let options = &spec.options;
         let ranks = spec.cluster.ranks() as u64;
-        let tile = [options.int("tile_m"), options.int("tile_n"), options.int("tile_k")];
-        let [bm, bn, bk] = tile;
+        let rule = TileRule::new(options);
+        let [bm, bn, bk] = rule.tile;
         let (slice_tokens, put_bytes) = (options.int("slice_tokens"), options.int("put_bytes"));
         divides(NAME, "tokens", tokens, ranks, || format!("{ranks} ranks hold equal parts"))?;
         divides(NAME, "experts", experts, ranks, || format!("{ranks} ranks own equally many"))?;
@@ -384,10 +381,7 @@ impl Plan {
             topk,
             local_tokens,
             local_experts: experts / ranks,
-            tile,
-            stages: options.int("stages") as u8,
-            drain: drain(options),
-            main_loop: main_loop(options),
+            rule,
             publish: publish(spec.fabric),
             slice_tokens,
             put_bytes,
@@ -461,7 +455,7 @@ impl Plan {
     }
 
     fn lay_out(&self, guests: Guests) -> Layout {
-        let bm = self.tile[0] as usize;
+        let bm = self.rule.tile[0] as usize;
         let last_chunk = |guest: &Guest| self.last_chunk(u64::from(guest.token));
         let (mut table, mut blocks) = (Vec::new(), Vec::new());
         for (expert, mut guests) in guests.into_iter().enumerate() {
@@ -524,7 +518,7 @@ impl Plan {
 
     fn buffers(&self) -> Vec<Buffer> {
         let buffer = |name: &str, bytes, usage| Buffer { name: name.into(), bytes, dtype: DType::Bf16, usage };
-        let rows = self.max_blocks * self.tile[0];
+        let rows = self.max_blocks * self.rule.tile[0];
         vec![
             buffer("tokens", self.nodes * self.buffer_bytes(), BufferUse::Input),
             buffer("w", self.local_experts * self.hidden * self.inter * 2, BufferUse::Input),
@@ -598,7 +592,7 @@ impl Plan {
     }
 
     fn gather_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
-        let (bm, layout) = (self.tile[0], self.layout(rank));
+        let (bm, layout) = (self.rule.tile[0], self.layout(rank));
         let (mut slots, mut waits) = (Vec::new(), Vec::new());
         for &block in &layout.order {
             for start in (0..bm).step_by(self.slice_tokens as usize).map(|row| u64::from(block) * bm + row) {
@@ -651,7 +645,7 @@ impl Plan {
     }
 
     fn compute_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
-        let ([bm, bn, bk], layout) = (self.tile, self.layout(rank));
+        let ([bm, bn, _], layout) = (self.rule.tile, self.layout(rank));
         let (row_bytes, out_bytes) = (self.row_bytes(), self.inter * 2);
         for &block in &layout.order {
             let row = u64::from(block) * bm;
@@ -659,15 +653,11 @@ impl Plan {
             for col in (0..self.inter).step_by(bn as usize) {
                 let out = Region::matrix(OUT, row * out_bytes + col * 2, bm as u32, (bn * 2) as u32, out_bytes);
                 sink(
-                    Task::new(Op::GemmTile {
-                        a: Region::matrix(GATHERED, row * row_bytes, bm as u32, row_bytes as u32, row_bytes),
-                        b: Region::matrix(W, weights + col * 2, self.hidden as u32, (bn * 2) as u32, out_bytes),
-                        outs: smallvec![TileOut { place: Place::me(out), mode: WriteMode::Store }],
-                        tile: [bm as u16, bn as u16, bk as u16],
-                        stages: self.stages,
-                        drain: self.drain,
-                        main_loop: self.main_loop,
-                    })
+                    Task::new(self.rule.op(
+                        Region::matrix(GATHERED, row * row_bytes, bm as u32, row_bytes as u32, row_bytes),
+                        Region::matrix(W, weights + col * 2, self.hidden as u32, (bn * 2) as u32, out_bytes),
+                        smallvec![TileOut { place: Place::me(out), mode: WriteMode::Store }],
+                    ))
                     .wait(Wait::on(ROWS, block, bm as u32)),
                 );
             }

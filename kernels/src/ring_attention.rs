@@ -28,7 +28,7 @@
 
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, Element, Expected, Kernel, Problem, ProblemKind, Slice, Spec, divides, fits_u32, lcm, publish,
+    BuildError, Element, Expected, Kernel, Problem, ProblemKind, QUEUES, Slice, Spec, divides, fits_u32, lcm, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -115,7 +115,7 @@ const OPTIONS: &[OptionSpec] = &[
         doc: "Barriers of all_peers_landing signal all GPUs by one multicast.",
         values: Values::Bool,
     },
-    OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } },
+    QUEUES,
 ];
 
 impl Kernel for RingAttention {
