@@ -287,6 +287,8 @@ pub struct Compiled {
     pub classes: Vec<Vec<Demand>>,
     /// Simulated cluster: nodes and GPUs per node after folding.
     pub folded: Cluster,
+    /// Names of the flag families.
+    pub families: Vec<String>,
     /// First flag of each family; one more at the end.
     pub family_base: Vec<u32>,
     /// Families raised by tasks of other roles than compute (dropped in compute-only runs).
@@ -989,6 +991,7 @@ impl Compiled {
             costs: compiler.costs,
             classes: compiler.classes,
             folded,
+            families: schedule.flags.iter().map(|f| f.name.clone()).collect(),
             family_base,
             dropped,
             raisers,

@@ -20,39 +20,7 @@ pub mod tune;
 pub use machine::Machine;
 pub use predict::{Clock, Config, Execution, Prediction, Protocol, Simulation, predict};
 
-use std::fmt;
-use tilewire_kernels::{Rank, RoleKind, RoleSplit};
-
-/// A CTA that waits for a flag that nobody will raise.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blocked {
-    /// Rank.
-    pub rank: Rank,
-    /// Launch, by index.
-    pub launch: usize,
-    /// Role.
-    pub role: RoleKind,
-    /// CTA of the role.
-    pub cta: u32,
-    /// Task in the role's list.
-    pub task: usize,
-    /// Flag family, by index.
-    pub family: u16,
-    /// Slot.
-    pub slot: u32,
-    /// Value that the flag has.
-    pub have: u32,
-}
-
-impl fmt::Display for Blocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "rank {} launch {} {} CTA {} task {} waits for family {} slot {} (has {})",
-            self.rank, self.launch, self.role, self.cta, self.task, self.family, self.slot, self.have
-        )
-    }
-}
+use tilewire_kernels::{Blocked, RoleKind, RoleSplit};
 
 /// Why a simulation cannot be made or did not end.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -172,7 +172,6 @@ pub struct Prediction {
 /// A schedule compiled for a machine; runs any number of splits.
 pub struct Simulation {
     compiled: Compiled,
-    families: Vec<String>,
     useful_flops: u64,
     protocol: Protocol,
     nodes: f64,
@@ -187,7 +186,6 @@ impl Simulation {
     pub fn new(schedule: &Schedule, machine: &Machine, config: &Config) -> Result<Self, SimError> {
         Ok(Self {
             compiled: Compiled::new(schedule, machine, config)?,
-            families: schedule.flags.iter().map(|f| f.name.clone()).collect(),
             useful_flops: schedule.useful_flops,
             protocol: config.protocol,
             nodes: f64::from(schedule.cluster.nodes),
@@ -318,7 +316,7 @@ impl Simulation {
 
     fn roles(&self, run: &Run, rank: usize) -> Vec<RoleReport> {
         let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
-        let families = self.families.len();
+        let families = self.compiled.families.len();
         let mut reports = Vec::new();
         for kind in RoleKind::ALL {
             let of_kind = || program.roles.iter().enumerate().filter(move |(_, role)| role.kind == kind);
@@ -347,7 +345,7 @@ impl Simulation {
 
     fn waits(&self, run: &Run, rank: usize) -> Vec<WaitReport> {
         let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
-        let families = self.families.len();
+        let families = self.compiled.families.len();
         let mut by_pair: BTreeMap<(RoleKind, usize), u64> = BTreeMap::new();
         for (r, role) in program.roles.iter().enumerate() {
             for family in 0..families {
@@ -362,7 +360,7 @@ impl Simulation {
                 let (raiser, by_put) = self.compiled.raisers[family];
                 WaitReport {
                     role,
-                    flag: self.families[family].clone(),
+                    flag: self.compiled.families[family].clone(),
                     cause_role: if by_put { "proxy".into() } else { raiser.map_or("none".into(), |r| r.name().into()) },
                     us: us(ps),
                     share: ps as f64 / total as f64,

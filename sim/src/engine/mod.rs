@@ -26,7 +26,7 @@ pub use flags::UNWATCHED;
 pub use record::{Run, TaskTime};
 
 use crate::SimError;
-use crate::compile::{Compiled, Demand, Form, NONE, Program, ResourceKind};
+use crate::compile::{Compiled, Demand, Form, NONE, Program, ResourceKind, WaitC};
 use crate::noise::{Purpose, Stream};
 use crate::share::Sharing;
 use claims::{RoleState, WINDOW};
@@ -36,7 +36,7 @@ use puts::Proxy;
 use std::sync::{Mutex, PoisonError};
 use tables::Tables;
 use tilewire_kernels::schedule::CtaCount;
-use tilewire_kernels::{Offset, Rank, RoleKind, RoleSplit};
+use tilewire_kernels::{Blocked, Offset, Rank, RoleKind, RoleSplit};
 use timers::{Timers, kind};
 use workers::{Pause, State, Worker};
 
@@ -468,15 +468,21 @@ impl<'a> Engine<'a> {
                     let family = self.c.family_of(flag);
                     let role = &h.program.roles[usize::from(worker.role)];
                     let (home, index) = self.t.home(w);
-                    blocked.push(crate::Blocked {
+                    let waits = &h.program.tasks[task as usize];
+                    let first = waits.wait0 as usize;
+                    let count: usize = waits.waits.iter().map(|&n| usize::from(n)).sum();
+                    let holds = |w: &&WaitC| (0..w.count).any(|i| w.flag + i * w.stride == flag);
+                    let unmet = h.program.waits[first..first + count].iter().filter(holds).map(|w| w.level).max();
+                    blocked.push(Blocked {
                         rank: self.c.ranks[rank],
-                        launch: role.launch as usize,
+                        launch: self.c.launches[role.launch as usize].name.clone(),
                         role: role.kind,
                         cta: index / self.t.roles[home].lanes,
-                        task: (task - role.first) as usize,
-                        family: family as u16,
+                        task: task - role.first,
+                        flag: self.c.families[family].clone(),
                         slot: flag - self.c.family_base[family],
                         have: self.s.flags.value(self.c, rank, flag),
+                        need: unmet.unwrap_or(0),
                     });
                 }
             }

@@ -5,7 +5,7 @@ use tilewire_kernels::schedule::{At, Claim};
 use tilewire_kernels::{Fabric, RoleKind};
 use tilewire_sim::SimError;
 
-fn blocked(claim: Claim) -> (f64, Vec<tilewire_sim::Blocked>) {
+fn blocked(claim: Claim) -> (f64, Vec<tilewire_kernels::Blocked>) {
     // Flag 7 gets 1 of 2; the second task behind it never starts.
     let roles = vec![compute(), role(RoleKind::IntraComm, claim)];
     let toy = Toy::node(1, roles).tasks(|_, _, role| {
@@ -30,5 +30,6 @@ fn names_the_cta_the_task_and_the_flag() {
         let [blocked] = &blocked[..] else { panic!("{claim:?}: one CTA waits, got {blocked:?}") };
         assert_eq!((blocked.role, blocked.cta, blocked.task), (RoleKind::IntraComm, 0, 1), "{claim:?}");
         assert_eq!((blocked.slot, blocked.have), (7, 1), "{claim:?}");
+        assert_eq!(blocked.need, 2, "{claim:?}");
     }
 }
