@@ -287,6 +287,12 @@ pub fn compare_samples(
     Ok(Some(compared))
 }
 
+/// First quartile, median and third quartile.
+pub fn spread(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [values.len() / 4, values.len() / 2, values.len() * 3 / 4].map(|i| values[i])
+}
+
 /// Runs `warm_up` times, then `repeats` times; returns the latter.
 ///
 /// # Errors
