@@ -9,6 +9,7 @@ use crate::lower::{
 };
 use crate::memory::{DeviceMemory, SharedMemory};
 use crate::proxy::{Posting, Proxy, Stream};
+use crate::timeline::{self, CtaTimes, Stamps, TaskTime};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,6 @@ use tilewire_kernels::{Blocked, RoleKind, Schedule};
 
 /// Shared memory of a block: all there is, so that one CTA owns an SM.
 const SMEM_BYTES: u32 = 232_448;
-const THREADS: u32 = 384;
 /// Parties of a CTA that may wait. Source: `program.cuh`.
 const BLOCKED_PER_CTA: usize = 4;
 
@@ -30,10 +30,12 @@ struct Parameters {
     regions: u64,
     roles: u64,
     starts: u64,
+    sources: u64,
     words: u64,
     fifo: u64,
     blocked: u64,
     times: u64,
+    stamps: u64,
     fifo_head: u32,
     run: u32,
     peers: u32,
@@ -53,15 +55,6 @@ struct BlockedWord {
     word: u32,
     have: u32,
     need: u32,
-}
-
-/// `CtaTimes` of `program.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct CtaTimes {
-    begin_ns: u64,
-    end_ns: u64,
-    cycles: u64,
 }
 
 /// What a run took.
@@ -158,7 +151,11 @@ struct Arrays {
     roles: DeviceMemory,
     /// By launch.
     starts: Vec<DeviceMemory>,
+    sources: DeviceMemory,
+    /// By launch and block.
     times: DeviceMemory,
+    /// By task, when they are recorded.
+    stamps: Option<DeviceMemory>,
 }
 
 impl<'a> Runner<'a> {
@@ -221,12 +218,17 @@ impl<'a> Runner<'a> {
                     dst: base(put.dst.0) + put.dst.1,
                     bytes: put.bytes,
                     queue: put.queue,
+                    link: put.src.0 / schedule.buffers.len().max(1) as u32,
                     arrived: word(put.arrived.0, put.arrived.1),
+                    sent: put.sent.map_or(0, |sent| word(program.gpu, sent)),
                 })
             })
             .collect();
         let puts = program.puts.iter().flatten().count();
         let blocks = program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0);
+        let all_blocks: usize = program.launches.iter().map(|launch| launch.starts.len()).sum();
+        let row = |source: &Option<(u32, u64)>| source.map_or(0, |(arena, offset)| base(arena) + offset);
+        let sources: Vec<u64> = program.sources.iter().map(row).collect();
         let handles =
             Handles { function: module.function(&program.entry, SMEM_BYTES)?, events: [new_event()?, new_event()?] };
         let memory = Arrays {
@@ -240,7 +242,9 @@ impl<'a> Runner<'a> {
                 .iter()
                 .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
                 .collect::<Result<_, _>>()?,
-            times: DeviceMemory::new(blocks * size_of::<CtaTimes>())?,
+            sources: DeviceMemory::of::<u64>(&sources)?,
+            times: DeviceMemory::new(all_blocks * size_of::<CtaTimes>())?,
+            stamps: None,
         };
         Ok(Self {
             device,
@@ -316,6 +320,7 @@ impl<'a> Runner<'a> {
         // SAFETY: memory, events and stream live as long as `self`; parameters are copied by the launch.
         unsafe {
             check("cuEventRecord", sys::cuEventRecord(self.handles.events[0], self.stream.0))?;
+            let mut first_block = 0;
             for (launch, starts) in self.program.launches.iter().zip(&self.memory.starts) {
                 let mut parameters = Parameters {
                     tasks: self.memory.tasks.address,
@@ -324,10 +329,12 @@ impl<'a> Runner<'a> {
                     regions: self.memory.regions.address,
                     roles: self.memory.roles.address,
                     starts: starts.address,
+                    sources: self.memory.sources.address,
                     words: self.words.address,
                     fifo: self.fifo.address,
                     blocked: self.blocked.address,
-                    times: self.memory.times.address,
+                    times: self.memory.times.address + (first_block * size_of::<CtaTimes>()) as u64,
+                    stamps: self.memory.stamps.as_ref().map_or(0, |stamps| stamps.address),
                     fifo_head: self.program.words,
                     run: self.run,
                     peers: u32::from(self.program.gpus > 1),
@@ -344,7 +351,7 @@ impl<'a> Runner<'a> {
                         blocks,
                         1,
                         1,
-                        THREADS,
+                        self.program.threads,
                         1,
                         1,
                         SMEM_BYTES,
@@ -353,6 +360,7 @@ impl<'a> Runner<'a> {
                         none,
                     ),
                 )?;
+                first_block += launch.starts.len();
             }
             check("cuEventRecord", sys::cuEventRecord(self.handles.events[1], self.stream.0))?;
         }
@@ -368,16 +376,43 @@ impl<'a> Runner<'a> {
         check("cuEventElapsedTime", unsafe {
             sys::cuEventElapsedTime_v2(&raw mut ms, self.handles.events[0], self.handles.events[1])
         })?;
-        let last = self.program.launches.last().map_or(0, |launch| launch.starts.len());
-        let times: Vec<CtaTimes> = self.memory.times.read(last)?;
+        let times = self.cta_times()?;
         let begin = times.iter().map(|t| t.begin_ns).min().unwrap_or(0);
         let end = times.iter().map(|t| t.end_ns).max().unwrap_or(0);
-        let (cycles, ns) = times.iter().fold((0, 0), |(c, n), t| (c + t.cycles, n + (t.end_ns - t.begin_ns)));
+        let (cycles, ns) =
+            times.iter().fold((0, 0), |(c, n), t| (c + (t.end_cycles - t.begin_cycles), n + (t.end_ns - t.begin_ns)));
         Ok(RunTime {
             time_us: f64::from(ms) * 1e3,
             span_us: (end - begin) as f64 * 1e-3,
             sm_mhz: cycles as f64 / ns.max(1) as f64 * 1e3,
         })
+    }
+
+    /// Of all launches, block by block.
+    fn cta_times(&self) -> Result<Vec<CtaTimes>, HwError> {
+        self.memory.times.read(self.program.launches.iter().map(|launch| launch.starts.len()).sum())
+    }
+
+    /// From now on, runs record when each task went on, or no longer do. It costs a few stores per task.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn record(&mut self, on: bool) -> Result<(), HwError> {
+        let bytes = self.program.tasks.len() * size_of::<Stamps>();
+        self.device.make_current()?;
+        self.memory.stamps = if on { Some(DeviceMemory::new(bytes)?) } else { None };
+        Ok(())
+    }
+
+    /// The tasks of the last run, in the order in which they were taken; empty unless [`Runner::record`] was on.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn timeline(&self) -> Result<Vec<TaskTime>, HwError> {
+        let Some(stamps) = &self.memory.stamps else { return Ok(Vec::new()) };
+        let stamps: Vec<Stamps> = stamps.read(self.program.tasks.len())?;
+        let times = self.cta_times()?;
+        Ok(timeline::task_times(&self.program, &stamps, &times))
     }
 
     /// What the CTAs wait for, as they last wrote it down.
@@ -399,7 +434,7 @@ impl<'a> Runner<'a> {
             found.push(Blocked {
                 rank: name.rank,
                 launch: self.schedule.launches[name.launch].name.clone(),
-                role: if self.program.roles[role].gemm == 1 { RoleKind::Compute } else { name.kind },
+                role: if self.program.roles[role].tiles == 1 { RoleKind::Compute } else { name.kind },
                 cta: (slot / BLOCKED_PER_CTA) as u32,
                 task: self.program.tasks[index as usize].number,
                 flag: flag.to_owned(),
@@ -428,6 +463,7 @@ fn tensor_map(spec: &MapSpec, base: u64, bytes: u64) -> Result<TensorMap, HwErro
         MapKind::Rows => [64, 128, 1],
         MapKind::Panel => [64, 64, 4],
         MapKind::Output => [64, 64, 1],
+        MapKind::Heads(rows) => [64, rows, 2],
     };
     let steps = [1u32; 3];
     let mut map = TensorMap([0; 16]);

@@ -21,4 +21,6 @@ pub mod measure;
 pub mod memory;
 pub mod probe;
 pub mod proxy;
+mod samples;
+pub mod timeline;
 pub mod values;
