@@ -316,11 +316,11 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub run: RunArgs,
     /// Search until no split can be faster.
-    #[arg(long, conflicts_with = "budget")]
+    #[arg(long, conflicts_with_all = ["budget", "gap"])]
     pub exhaustive: bool,
-    /// Simulations at most.
-    #[arg(long, default_value = "2000", value_parser = whole(1, 10_000_000))]
-    pub budget: u64,
+    /// Simulations at most [default: 2000, fewer where a simulation has many tasks].
+    #[arg(long, value_parser = whole(1, 10_000_000))]
+    pub budget: Option<u64>,
     /// Stop once the certified gap is this small, in percent.
     #[arg(long, default_value = "1", value_parser = percent, value_name = "PERCENT")]
     pub gap: f64,
