@@ -4,7 +4,7 @@
 //! The proxy takes the commands of a queue in order and holds them back where the queue has its cap of writes in flight;
 //! no queue waits for another.
 
-use super::super::memory::{Write, ranks_of};
+use super::super::memory::{Source, Write, ranks_of};
 use super::super::race::Handle;
 use super::{Engine, ExecError, Scheduler, Worker};
 use tilewire_kernels::schedule::{Access, At, Op, Publish, Region};
