@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod checked;
 mod cli;
 #[allow(dead_code, reason = "comparisons and calibration read the rest of it")]
 mod data;

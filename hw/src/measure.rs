@@ -278,7 +278,8 @@ pub fn compare_samples(
         let (row, col) = (at / product.cols, at % product.cols);
         let (mut want, mut magnitude) = (0.0, 0.0);
         for depth in 0..product.depth {
-            let term = inputs.value("a", product.first_row + row, depth) * inputs.value("b", depth, product.first_col + col);
+            let term =
+                inputs.value("a", product.first_row + row, depth) * inputs.value("b", depth, product.first_col + col);
             want += term;
             magnitude += f64::abs(term);
         }

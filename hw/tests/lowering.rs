@@ -195,7 +195,8 @@ fn a_cluster_program_holds_its_own_rank_and_reaches_the_others() {
     assert_eq!(programs.iter().map(|p| p.tasks.len()).sum::<usize>(), whole.tasks.len());
     for (gpu, program) in (0..).zip(&programs) {
         assert_eq!((program.gpu, program.gpus), (gpu, 4));
-        let reached: std::collections::BTreeSet<u32> = program.regions.iter().map(|r| program.gpu_of(r.arena)).collect();
+        let reached: std::collections::BTreeSet<u32> =
+            program.regions.iter().map(|r| program.gpu_of(r.arena)).collect();
         assert_eq!(reached, (0..4).collect(), "tiles go to every owner");
         let told: std::collections::BTreeSet<u32> = program.signals.iter().map(|s| s.gpu).collect();
         assert_eq!(told, (0..4).collect(), "every owner is told");
