@@ -11,6 +11,8 @@
 
 mod check;
 mod cli;
+mod compare;
+mod compare_plots;
 #[allow(dead_code, reason = "comparisons and calibration read the rest of it")]
 mod data;
 mod doctor;
@@ -19,6 +21,8 @@ mod engine;
 mod error;
 mod experiment;
 mod figures;
+mod measure;
+mod measure_row;
 mod plan;
 mod plot;
 mod predict;
@@ -53,6 +57,8 @@ fn main() -> ExitCode {
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),
+        Command::Measure(args) => measure::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
     match result {

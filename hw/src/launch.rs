@@ -16,6 +16,8 @@ const SMEM_BYTES: u32 = 232_448;
 const THREADS: u32 = 384;
 /// Parties of a CTA that may wait. Source: `program.cuh`.
 const BLOCKED_PER_CTA: usize = 4;
+/// Runs at most that are queued behind each other.
+pub const MAX_BATCH: usize = 32;
 
 /// `Program` of `program.cuh`.
 #[repr(C)]
@@ -78,6 +80,7 @@ pub struct Runner<'a> {
     pub arenas: Vec<DeviceMemory>,
     memory: Memory,
     maps: Box<[TensorMap; MAX_MAPS]>,
+    module: Module,
     function: sys::CUfunction,
     fifo: SharedMemory,
     blocked: SharedMemory,
@@ -85,7 +88,8 @@ pub struct Runner<'a> {
     puts: usize,
     proxy: &'a Proxy,
     stream: Stream,
-    events: [sys::CUevent; 2],
+    /// Begin and end of every run of a batch.
+    events: Vec<[sys::CUevent; 2]>,
     run: u32,
 }
 
@@ -101,6 +105,48 @@ struct Memory {
     words: DeviceMemory,
     words_bytes: usize,
     times: DeviceMemory,
+    /// Of one run.
+    times_bytes: usize,
+}
+
+impl Memory {
+    fn new(program: &Program, arenas: &[DeviceMemory]) -> Result<Self, HwError> {
+        let base = |arena: u32| arenas[arena as usize].address;
+        let regions: Vec<DeviceRegion> = program
+            .regions
+            .iter()
+            .map(|&region| DeviceRegion { address: base(region.arena) + region.address, ..region })
+            .collect();
+        // The FIFO's head is one word more.
+        let words_bytes = (program.words as usize + 1) * 4;
+        let times_bytes = blocks(program) * size_of::<CtaTimes>();
+        Ok(Self {
+            tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
+            waits: DeviceMemory::of::<DeviceWait>(&program.waits)?,
+            signals: DeviceMemory::of::<DeviceSignal>(&program.signals)?,
+            regions: DeviceMemory::of::<DeviceRegion>(&regions)?,
+            roles: DeviceMemory::of::<DeviceRole>(&program.roles)?,
+            starts: program
+                .launches
+                .iter()
+                .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
+                .collect::<Result<_, _>>()?,
+            words: DeviceMemory::new(words_bytes)?,
+            words_bytes,
+            times: DeviceMemory::new(MAX_BATCH * times_bytes)?,
+            times_bytes,
+        })
+    }
+
+    /// Where the `index`-th run of a batch leaves its times.
+    const fn times_of(&self, index: usize) -> u64 {
+        self.times.address + (index * self.times_bytes) as u64
+    }
+}
+
+/// Blocks of the largest launch.
+fn blocks(program: &Program) -> usize {
+    program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0)
 }
 
 impl<'a> Runner<'a> {
@@ -118,66 +164,59 @@ impl<'a> Runner<'a> {
         device.make_current()?;
         let arenas =
             program.arenas.iter().map(|&bytes| DeviceMemory::new(bytes as usize)).collect::<Result<Vec<_>, _>>()?;
-        let base = |arena: u32| arenas[arena as usize].address;
-        let regions: Vec<DeviceRegion> = program
-            .regions
-            .iter()
-            .map(|&region| DeviceRegion { address: base(region.arena) + region.address, ..region })
-            .collect();
         let mut maps = Box::new([TensorMap([0; 16]); MAX_MAPS]);
         for (slot, map) in maps.iter_mut().zip(&program.maps) {
-            *slot = tensor_map(map, base(map.arena), program.arenas[map.arena as usize])?;
+            let arena = &arenas[map.arena as usize];
+            *slot = tensor_map(map, arena.address, program.arenas[map.arena as usize])?;
         }
-        // The FIFO's head is one word more.
-        let words_bytes = (program.words as usize + 1) * 4;
-        let words = DeviceMemory::new(words_bytes)?;
-        let postings = program
-            .puts
-            .iter()
-            .map(|put| {
-                put.map_or_else(Posting::default, |put| Posting {
-                    src: base(put.src.0) + put.src.1,
-                    dst: base(put.dst.0) + put.dst.1,
-                    bytes: put.bytes,
-                    queue: put.queue,
-                    arrived: words.address + u64::from(put.arrived) * 4,
-                })
-            })
-            .collect();
-        let puts = program.puts.iter().flatten().count();
-        let blocks = program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0);
-        let events = [new_event()?, new_event()?];
-        let memory = Memory {
-            tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
-            waits: DeviceMemory::of::<DeviceWait>(&program.waits)?,
-            signals: DeviceMemory::of::<DeviceSignal>(&program.signals)?,
-            regions: DeviceMemory::of::<DeviceRegion>(&regions)?,
-            roles: DeviceMemory::of::<DeviceRole>(&program.roles)?,
-            starts: program
-                .launches
-                .iter()
-                .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
-                .collect::<Result<_, _>>()?,
-            words,
-            words_bytes,
-            times: DeviceMemory::new(blocks * size_of::<CtaTimes>())?,
-        };
-        Ok(Self {
+        let memory = Memory::new(&program, &arenas)?;
+        let events = (0..MAX_BATCH).map(|_| Ok([new_event()?, new_event()?])).collect::<Result<_, HwError>>()?;
+        let mut runner = Self {
             schedule,
             function: module.function(&program.entry, SMEM_BYTES)?,
-            fifo: SharedMemory::new((puts + 1) * 8)?,
-            blocked: SharedMemory::new(blocks * BLOCKED_PER_CTA * size_of::<BlockedWord>())?,
-            program,
+            module,
+            fifo: SharedMemory::new(0)?,
+            blocked: SharedMemory::new(0)?,
+            postings: Vec::new(),
+            puts: 0,
+            program: Program::default(),
             arenas,
             memory,
             maps,
-            postings,
-            puts,
             proxy,
             stream: Stream::new()?,
             events,
             run: 0,
-        })
+        };
+        runner.prepare(program)?;
+        Ok(runner)
+    }
+
+    /// Runs another program of the same schedule from now on: another split, or a reduced form. Arenas stay as they are.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn replace(&mut self, program: Program) -> Result<(), HwError> {
+        self.memory = Memory::new(&program, &self.arenas)?;
+        self.function = self.module.function(&program.entry, SMEM_BYTES)?;
+        self.prepare(program)
+    }
+
+    fn prepare(&mut self, program: Program) -> Result<(), HwError> {
+        let base = |arena: u32| self.arenas[arena as usize].address;
+        let posting = |put: crate::lower::PutCopy| Posting {
+            src: base(put.src.0) + put.src.1,
+            dst: base(put.dst.0) + put.dst.1,
+            bytes: put.bytes,
+            queue: put.queue,
+            arrived: self.memory.words.address + u64::from(put.arrived) * 4,
+        };
+        self.postings = program.puts.iter().map(|put| put.map_or_else(Posting::default, posting)).collect();
+        self.puts = program.puts.iter().flatten().count();
+        self.fifo = SharedMemory::new(MAX_BATCH * (self.puts + 1) * 8)?;
+        self.blocked = SharedMemory::new(blocks(&program) * BLOCKED_PER_CTA * size_of::<BlockedWord>())?;
+        self.program = program;
+        Ok(())
     }
 
     /// The lowered program.
@@ -190,11 +229,40 @@ impl<'a> Runner<'a> {
     /// # Errors
     /// [`HwError::Stuck`] when the watchdog ended it, [`HwError::Cuda`].
     pub fn run(&mut self) -> Result<RunTime, HwError> {
-        self.run += 1;
+        Ok(self.back_to_back(1)?[0])
+    }
+
+    /// Runs queued behind each other, each with fresh flags, so that the card stays under load.
+    ///
+    /// A put that no task waits for could land in the next run's flags; such programs run one by one.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn back_to_back(&mut self, count: usize) -> Result<Vec<RunTime>, HwError> {
+        let at_once = if self.program.awaits_all_puts() { MAX_BATCH } else { 1 };
+        let mut times = Vec::with_capacity(count);
+        while times.len() < count {
+            let batch = at_once.min(count - times.len());
+            self.batch(batch)?;
+            for index in 0..batch {
+                times.push(self.time_of(index)?);
+            }
+        }
+        Ok(times)
+    }
+
+    fn batch(&mut self, count: usize) -> Result<(), HwError> {
+        let first_run = self.run + 1;
+        self.run += count as u32;
         let stop = AtomicBool::new(false);
         let ended = std::thread::scope(|scope| {
-            let proxy = scope.spawn(|| self.proxy.serve(&self.fifo, self.run, self.puts, &self.postings, &stop));
-            let ended = self.launch_and_wait();
+            let proxy = scope.spawn(|| {
+                (0..count).try_for_each(|index| {
+                    let slots = index * (self.puts + 1)..index * (self.puts + 1) + self.puts;
+                    self.proxy.serve(&self.fifo, slots, first_run + index as u32, &self.postings, &stop)
+                })
+            });
+            let ended = self.launch_and_wait(first_run, count);
             stop.store(true, Ordering::Relaxed);
             let served = proxy.join().expect("the proxy does not panic");
             ended.and(served).and_then(|()| self.proxy.drain())
@@ -203,16 +271,21 @@ impl<'a> Runner<'a> {
             let blocked = self.blocked_ctas();
             return Err(if blocked.is_empty() { error } else { HwError::Stuck(blocked) });
         }
-        self.times()
+        Ok(())
     }
 
-    fn launch_and_wait(&self) -> Result<(), HwError> {
-        // SAFETY: memory, events and stream live as long as `self`; parameters are copied by the launch.
-        unsafe {
-            let (words, bytes) = (self.memory.words.address, self.memory.words_bytes);
-            check("cuMemsetD8Async", sys::cuMemsetD8Async(words, 0, bytes, self.stream.0))?;
-            self.stream.synchronize()?;
-            check("cuEventRecord", sys::cuEventRecord(self.events[0], self.stream.0))?;
+    fn launch_and_wait(&self, first_run: u32, count: usize) -> Result<(), HwError> {
+        let (words, bytes) = (self.memory.words.address, self.memory.words_bytes);
+        let stream = self.stream.0;
+        for index in 0..count {
+            // SAFETY: memory, events and stream live as long as `self`.
+            unsafe {
+                check("cuMemsetD8Async", sys::cuMemsetD8Async(words, 0, bytes, stream))?;
+                if index == 0 {
+                    self.stream.synchronize()?;
+                }
+                check("cuEventRecord", sys::cuEventRecord(self.events[index][0], stream))?;
+            }
             for (launch, starts) in self.program.launches.iter().zip(&self.memory.starts) {
                 let mut parameters = Parameters {
                     tasks: self.memory.tasks.address,
@@ -222,34 +295,23 @@ impl<'a> Runner<'a> {
                     roles: self.memory.roles.address,
                     starts: starts.address,
                     words,
-                    fifo: self.fifo.address,
+                    fifo: self.fifo.address + (index * (self.puts + 1) * 8) as u64,
                     blocked: self.blocked.address,
-                    times: self.memory.times.address,
+                    times: self.memory.times_of(index),
                     fifo_head: self.program.words,
-                    run: self.run,
+                    run: first_run + index as u32,
                 };
                 let mut list: [*mut c_void; 2] =
                     [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
                 let blocks = launch.starts.len() as u32;
-                let (list, none) = (list.as_mut_ptr(), std::ptr::null_mut());
-                check(
-                    "cuLaunchKernel",
-                    sys::cuLaunchKernel(
-                        self.function,
-                        blocks,
-                        1,
-                        1,
-                        THREADS,
-                        1,
-                        1,
-                        SMEM_BYTES,
-                        self.stream.0,
-                        list,
-                        none,
-                    ),
-                )?;
+                let (function, list, none) = (self.function, list.as_mut_ptr(), std::ptr::null_mut());
+                // SAFETY: parameters are copied by the launch.
+                check("cuLaunchKernel", unsafe {
+                    sys::cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, SMEM_BYTES, stream, list, none)
+                })?;
             }
-            check("cuEventRecord", sys::cuEventRecord(self.events[1], self.stream.0))?;
+            // SAFETY: as above.
+            check("cuEventRecord", unsafe { sys::cuEventRecord(self.events[index][1], stream) })?;
         }
         while !self.stream.is_done()? {
             std::hint::spin_loop();
@@ -257,14 +319,14 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    fn times(&self) -> Result<RunTime, HwError> {
+    /// Times of the `index`-th run of the last batch.
+    fn time_of(&self, index: usize) -> Result<RunTime, HwError> {
         let mut ms = 0.0;
+        let [begin, end] = self.events[index];
         // SAFETY: both events were recorded and are over.
-        check("cuEventElapsedTime", unsafe {
-            sys::cuEventElapsedTime_v2(&raw mut ms, self.events[0], self.events[1])
-        })?;
+        check("cuEventElapsedTime", unsafe { sys::cuEventElapsedTime_v2(&raw mut ms, begin, end) })?;
         let last = self.program.launches.last().map_or(0, |launch| launch.starts.len());
-        let times: Vec<CtaTimes> = self.memory.times.read(last)?;
+        let times: Vec<CtaTimes> = self.memory.times.read_at(index * self.memory.times_bytes, last)?;
         let begin = times.iter().map(|t| t.begin_ns).min().unwrap_or(0);
         let end = times.iter().map(|t| t.end_ns).max().unwrap_or(0);
         let (cycles, ns) = times.iter().fold((0, 0), |(c, n), t| (c + t.cycles, n + (t.end_ns - t.begin_ns)));
@@ -277,9 +339,8 @@ impl<'a> Runner<'a> {
 
     /// What the CTAs wait for, as they last wrote it down.
     fn blocked_ctas(&self) -> Vec<Blocked> {
-        let starts = self.program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0);
         let mut found = Vec::new();
-        for slot in 0..starts * BLOCKED_PER_CTA {
+        for slot in 0..blocks(&self.program) * BLOCKED_PER_CTA {
             let BlockedWord { task, word, have, need } = self.blocked.get(slot);
             let Some(index) = task.checked_sub(1) else { continue };
             let Some((role, name)) =

@@ -6,17 +6,20 @@
 //!    └─ lower ─▶ Program ─▶ launch: device interpreter on one GPU   ◀── device: driver, NVRTC
 //!                             │  FIFO in host memory                ◀── memory
 //!                             └▶ proxy: puts by the copy engines
-//!                measure: inputs, comparison with the reference, times
+//!                measure: inputs, comparison with the reference, times; reduced: compute or communication alone
+//!                gpu: all of it opened at once
 //! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
 //! ```
 //!
 //! Builds everywhere; nothing here predicts a time.
 
 pub mod device;
+pub mod gpu;
 pub mod launch;
 pub mod lower;
 pub mod measure;
 pub mod memory;
 pub mod probe;
 pub mod proxy;
+pub mod reduced;
 pub mod values;
