@@ -12,10 +12,7 @@ use tilewire_sim::tune::{TuneConfig, Tuned, tune};
 use tilewire_sim::{Clock, Prediction, SimError, Simulation};
 
 /// Simulations that `auto` may spend on a split.
-const AUTO_BUDGET: usize = 400;
-
-/// Certified gap at which `auto` stops.
-const AUTO_GAP: f64 = 0.01;
+const AUTO_SIMULATIONS: usize = 400;
 
 /// A case whose schedule is built, checked and compiled: it runs any number of splits.
 pub struct Prepared {
@@ -143,7 +140,7 @@ impl Prepared {
         match case.split {
             SplitChoice::Fixed(split) => Ok(split),
             SplitChoice::Auto => {
-                let config = TuneConfig { budget: Some(AUTO_BUDGET), gap: AUTO_GAP };
+                let config = TuneConfig::prompt(&self.simulation, AUTO_SIMULATIONS);
                 Ok(self.tune(&[], &config, &|_| ())?.split)
             }
         }

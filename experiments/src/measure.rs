@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn splits_come_coarse_before_fine() {
-        assert_eq!(bit_reversed(0), []);
+        assert!(bit_reversed(0).is_empty());
         assert_eq!(bit_reversed(1), [0]);
         assert_eq!(bit_reversed(6), [0, 4, 2, 1, 5, 3]);
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use tilewire_hw::gpu::Facts;
 use tilewire_hw::launch::RunTime;
+use tilewire_hw::measure::spread;
 use tilewire_kernels::{OptionSet, RoleKind, RoleSplit};
 use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
@@ -88,19 +89,9 @@ pub struct Reading {
 impl Reading {
     /// Medians and quartiles of some runs.
     pub fn new(runs: &[RunTime]) -> Self {
-        let sorted = |of: fn(&RunTime) -> f64| {
-            let mut values: Vec<f64> = runs.iter().map(of).collect();
-            values.sort_by(f64::total_cmp);
-            values
-        };
-        let quarter = |values: &[f64], i: usize| values.get(values.len() * i / 4).copied().unwrap_or(f64::NAN);
-        let times = sorted(|run| run.time_us);
-        Self {
-            time_us: quarter(&times, 2),
-            quartiles_us: [quarter(&times, 1), quarter(&times, 3)],
-            span_us: quarter(&sorted(|run| run.span_us), 2),
-            sm_mhz: quarter(&sorted(|run| run.sm_mhz), 2),
-        }
+        let of = |value: fn(&RunTime) -> f64| spread(runs.iter().map(value).collect());
+        let [low, time_us, high] = of(|run| run.time_us);
+        Self { time_us, quartiles_us: [low, high], span_us: of(|run| run.span_us)[1], sm_mhz: of(|run| run.sm_mhz)[1] }
     }
 }
 

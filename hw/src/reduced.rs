@@ -38,8 +38,8 @@ fn compute_only(program: &mut Program) {
         for index in role.first_task..role.first_task + role.tasks {
             let task = &program.tasks[index as usize];
             let signals = &program.signals[task.first_signal as usize..][..task.signals as usize];
-            let arrived = program.puts[index as usize].map(|put| put.arrived);
-            let raised = signals.iter().map(|signal| signal.word).filter(|_| !is_compute(r)).chain(arrived);
+            let arrived = program.puts[index as usize].map(|put| put.arrived.1);
+            let raised = signals.iter().map(|signal| signal.address as u32).filter(|_| !is_compute(r)).chain(arrived);
             dropped.extend(raised.filter_map(|word| program.flag_of(word)).map(|(_, family, _)| family));
         }
     }

@@ -4,6 +4,8 @@
 //! `name_unit = { value = 1.0, kind = "measured", source = "...", date = "2026-11-29" }`. Bandwidths are per direction.
 //! Unknown and missing keys are errors that name line and column.
 
+mod legal;
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tilewire_kernels::Fabric;
@@ -341,39 +343,57 @@ pub enum PeerPath {
     Hbm,
 }
 
-/// Why a machine file was refused.
+/// Why a machine file was refused. Every message begins with file, line and column.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MachineError {
     /// Not TOML, an unknown key, a missing key, a wrong type.
-    #[error("{file}: {message}")]
+    #[error("{place}: {message}")]
     Parse {
-        /// File.
-        file: String,
-        /// The parser's words, with line and column.
+        /// File, line, column.
+        place: String,
+        /// Key, and the parser's words.
         message: String,
     },
     /// A value out of range.
-    #[error("{file}: {name} = {value}, allowed {allowed}")]
+    #[error("{place}: {name} = {value}, allowed: {allowed}")]
     Range {
-        /// File.
-        file: String,
+        /// File, line, column.
+        place: String,
         /// Parameter, with its sections.
         name: String,
         /// Value.
         value: f64,
         /// Legal values.
-        allowed: &'static str,
+        allowed: String,
     },
     /// A value without a source.
-    #[error("{file}: {name} has no {what}; every value needs one")]
+    #[error("{place}: {name} has no source; every value needs one")]
     Provenance {
-        /// File.
-        file: String,
+        /// File, line, column.
+        place: String,
         /// Parameter.
         name: String,
-        /// Source or date.
-        what: &'static str,
     },
+    /// A date that is none.
+    #[error("{place}: {name}.date = \"{date}\", allowed: a day, YYYY-MM-DD")]
+    Date {
+        /// File, line, column.
+        place: String,
+        /// Parameter.
+        name: String,
+        /// What stands there.
+        date: String,
+    },
+}
+
+impl MachineError {
+    /// File, line and column of a byte of a text.
+    fn place(file: &str, text: &str, at: usize) -> String {
+        let before = text.get(..at).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+        format!("{file}:{line}:{column}")
+    }
 }
 
 impl Machine {
@@ -382,51 +402,7 @@ impl Machine {
     /// # Errors
     /// [`MachineError`] for anything that is not a complete, sourced, sensible machine.
     pub fn parse(file: &str, text: &str) -> Result<Self, MachineError> {
-        let machine: Self = toml::from_str(text)
-            .map_err(|e| MachineError::Parse { file: file.to_owned(), message: e.to_string().trim().to_owned() })?;
-        for loops in ["wait_each_step", "pipelined", "library"] {
-            let missing = if machine.gemm.contains_key(loops) {
-                (!machine.attention.contains_key(loops)).then_some("attention")
-            } else {
-                Some("gemm")
-            };
-            if let Some(kind) = missing {
-                let message = format!("missing section [{kind}.{loops}]");
-                return Err(MachineError::Parse { file: file.to_owned(), message });
-            }
-        }
-        for (name, param) in machine.params() {
-            let error = |allowed| MachineError::Range {
-                file: file.to_owned(),
-                name: name.clone(),
-                value: param.value,
-                allowed,
-            };
-            if !param.value.is_finite() || param.value < 0.0 || param.value > 1e12 {
-                return Err(error("a finite number from 0 to 1e12"));
-            }
-            if param.value == 0.0 && (name.ends_with("_gbs") || name.ends_with("_tflops")) {
-                return Err(error("a rate above 0"));
-            }
-            let counts = [".sms", ".fifo_depth", ".threads", ".in_flight", ".rails", ".nodes_per_leaf", ".domain_gpus"];
-            if counts.iter().any(|count| name.ends_with(count)) && (param.value < 1.0 || param.value.fract() != 0.0) {
-                return Err(error("a whole number of 1 or more"));
-            }
-            if name.ends_with("oversubscription") && param.value < 1.0 {
-                return Err(error("1 or more"));
-            }
-            let missing = if param.source.trim().is_empty() {
-                Some("source")
-            } else if param.date.trim().is_empty() {
-                Some("date")
-            } else {
-                None
-            };
-            if let Some(what) = missing {
-                return Err(MachineError::Provenance { file: file.to_owned(), name, what });
-            }
-        }
-        Ok(machine)
+        legal::parse(file, text)
     }
 
     /// Every parameter as `section.name`, in a fixed order.
