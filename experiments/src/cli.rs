@@ -39,6 +39,10 @@ pub enum Command {
     Trace(TraceArgs),
     /// Prove a schedule: deadlocks, flags, resources, races; with --values also what it computes.
     Check(CheckArgs),
+    /// Run the points of an experiment file on the GPU here: CSV, like sweep's.
+    Measure(MeasureArgs),
+    /// Put predictions beside measured rows: errors, plots, cost of the recommended split.
+    Compare(CompareArgs),
     /// Say what this machine has, and what each missing part disables.
     Doctor(DoctorArgs),
 }
@@ -311,6 +315,32 @@ pub struct SweepArgs {
     pub json: bool,
 }
 
+/// `measure`.
+#[derive(Args, Debug)]
+pub struct MeasureArgs {
+    /// Experiment, as for sweep.
+    #[arg(value_name = "FILE.toml")]
+    pub file: PathBuf,
+    /// Output directory; a run that was stopped goes on from its rows [default: out/NAME-measured].
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Start no point that could end later than this after the start.
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub budget_s: Option<f64>,
+    /// Measure schedules with hazards too, and do not look for them.
+    #[arg(long)]
+    pub unchecked: bool,
+    /// Where compiled device code is kept [default: tilewire in the user's cache directory].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Data.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `scale`.
 #[derive(Args, Debug)]
 pub struct ScaleArgs {
@@ -327,6 +357,35 @@ pub struct ScaleArgs {
     #[command(flatten)]
     pub data: DataArgs,
     /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `compare`.
+#[derive(Args, Debug)]
+pub struct CompareArgs {
+    /// Rows that `measure` wrote.
+    #[arg(value_name = "MEASURED.csv", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Output directory.
+    #[arg(short, long, value_name = "DIR", default_value = "out/compare")]
+    pub output: PathBuf,
+    /// Exit with 3 when the median error is larger.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_median: Option<f64>,
+    /// Exit with 3 when the 95th percentile of the error is larger.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_p95: Option<f64>,
+    /// Exit with 3 when the recommended split costs more, beyond the best measured one, in the median over shapes.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_split_cost: Option<f64>,
+    /// Threads; 0 for one per core. Results do not depend on it.
+    #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
+    pub threads: u64,
+    /// Data.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
 }
@@ -600,6 +659,10 @@ fn number(text: &str, min: f64, max: f64, unit: &str) -> Result<f64, String> {
 
 fn percent(text: &str) -> Result<f64, String> {
     number(text, 0.0, 1000.0, " %")
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    number(text, 0.0, 1e6, " s")
 }
 
 fn time(text: &str) -> Result<f64, String> {

@@ -7,7 +7,8 @@
 //!                             │  FIFO in host memory                ◀── memory
 //!                             │  cluster: a GPU per rank, peers over NVLink
 //!                             └▶ proxy: puts by the copy engines
-//!                measure: inputs, comparison with the reference, times
+//!                measure: inputs, comparison with the reference, times; reduced: compute or communication alone
+//!                gpu: all of it opened at once
 //! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
 //! ```
 //!
@@ -15,10 +16,12 @@
 
 pub mod cluster;
 pub mod device;
+pub mod gpu;
 pub mod launch;
 pub mod lower;
 pub mod measure;
 pub mod memory;
 pub mod probe;
 pub mod proxy;
+pub mod reduced;
 pub mod values;
