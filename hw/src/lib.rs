@@ -7,16 +7,20 @@
 //!                             │  FIFO in host memory                ◀── memory
 //!                             └▶ proxy: puts by the copy engines
 //!                measure: inputs, comparison with the reference, times
+//! Schedule ──▶ host: CPU threads as CTAs, one or more processes  ──▶ transport: loopback, RDMA   ◀── bootstrap: TCP
 //! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
 //! ```
 //!
 //! Builds everywhere; nothing here predicts a time.
 
+pub mod bootstrap;
 pub mod device;
+pub mod host;
 pub mod launch;
 pub mod lower;
 pub mod measure;
 pub mod memory;
 pub mod probe;
 pub mod proxy;
+pub mod transport;
 pub mod values;
