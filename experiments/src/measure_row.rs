@@ -1,5 +1,6 @@
 //! A measured row: the columns that it shares with a sweep, what the clock showed, and everything it was made with.
 
+use crate::checked::Checks;
 use crate::error::ExperimentError;
 use crate::plan::{Case, Draft, assignment};
 use crate::shape;
@@ -305,6 +306,7 @@ impl MeasuredRow {
             noise: false,
             execution: Execution::Folded,
             clock: Some(clock),
+            checks: Checks::default(),
         })
     }
 }
