@@ -10,7 +10,10 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod checked;
 mod cli;
+mod compare;
+mod compare_plots;
 #[allow(dead_code, reason = "comparisons and calibration read the rest of it")]
 mod data;
 mod doctor;
@@ -19,12 +22,16 @@ mod engine;
 mod error;
 mod experiment;
 mod figures;
+mod in_order;
+mod measure;
+mod measure_row;
 mod plan;
 mod plot;
 mod predict;
 mod progress;
 mod provenance;
 mod row;
+mod scale;
 mod schedule;
 mod shape;
 mod sweep;
@@ -49,10 +56,13 @@ fn main() -> ExitCode {
         Command::Predict(args) => predict::run(args),
         Command::Sweep(args) => sweep::run(args),
         Command::Tune(args) => tune::run(args),
+        Command::Scale(args) => scale::run(args),
         Command::Figures(args) => figures::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),
+        Command::Measure(args) => measure::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
     match result {

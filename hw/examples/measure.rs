@@ -1,16 +1,18 @@
-//! Checks values and measures times of the GEMM family on one GPU.
+//! Checks values of schedules on one GPU, and what the runner can do beside running.
 //!
 //! `measure compile CUBIN` compiles the interpreter. `measure check CUBIN [CASE]` runs small shapes in virtual and mirror
-//! mode against the reference; `measure stuck CUBIN` shows what the watchdog says of a lost signal; `measure sweep CUBIN OUT.csv BUDGET_S` times published shapes over splits in mirror mode.
+//! mode against the reference; `measure stuck CUBIN` shows what the watchdog says of a lost signal; `measure pace CUBIN`
+//! times puts under emulated fabrics; `measure timeline CUBIN` records published shapes and says what that costs.
 
 use std::fmt::Write as _;
 use std::time::Instant;
 use tilewire_hw::device::{self, Device, HwError, Module};
 use tilewire_hw::launch::Runner;
 use tilewire_hw::lower::{Mode, lower};
-use tilewire_hw::measure::{compare, compare_samples, inputs, time};
-use tilewire_hw::proxy::Proxy;
-use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel, schedule_hash};
+use tilewire_hw::measure::{compare, compare_samples, inputs, spread};
+use tilewire_hw::proxy::{Pacing, Proxy};
+use tilewire_hw::timeline::TaskTime;
+use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel};
 
 /// Kernel, nodes and GPUs per node, shape (m, n, k; tokens, hidden, inter; seq, batch, heads), options.
 type Case = (&'static str, (u16, u16), [u64; 3], &'static [(&'static str, &'static str)]);
@@ -140,105 +142,107 @@ fn stuck(device: Device, module: Module, proxy: &Proxy) -> Result<bool, HwError>
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-const HEADER: &str = "kernel,cluster,m,n,k,options,compute,intra,send,reduce,mode,transport,time_us,time_us_q1,time_us_q3,span_us,\
-    sm_mhz,tflops_per_gpu,warm_up,repeats,inputs,outputs_wrong,outputs_worst,cubin,driver,nvrtc,schedule_hash\n";
-
-/// Splits of 132 SMs: compute, intra_comm, inter_send, inter_reduce.
-fn splits(kernel: &str, cluster: (u16, u16)) -> Vec<[u32; 4]> {
-    let reduce = [4, 8, 12, 16, 20, 24, 32, 40, 48, 64];
-    let copy = [4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48];
-    match (kernel, cluster) {
-        (_, (1, 1)) => [132, 128, 124, 120, 112, 100, 84, 64].iter().map(|&compute| [compute, 0, 0, 0]).collect(),
-        ("ag_gemm", _) => copy.iter().map(|&intra| [128 - intra, intra, 4, 0]).collect(),
-        _ => reduce.iter().map(|&reduce| [128 - reduce, 0, 4, reduce]).collect(),
-    }
-}
-
-fn sweep(
-    device: Device,
-    module: Module,
-    proxy: &Proxy,
-    cubin: &str,
-    out: &str,
-    budget_s: f64,
-) -> Result<(), Box<dyn std::error::Error>> {
-    const WARM_UP: u32 = 10;
-    const REPEATS: u32 = 21;
-    let begin = Instant::now();
-    let mut csv = String::from(HEADER);
-    let (driver, nvrtc) = (device.driver_version()?, device::nvrtc_version()?);
-    let shapes: [Case; 12] = [
-        ("gemm_ar", (1, 1), [8192, 8192, 512], &[]),
-        ("gemm_rs", (2, 8), [8192, 8192, 512], &[]),
-        ("ag_gemm", (2, 8), [8192, 512, 8192], &[]),
-        ("gemm_ar", (2, 8), [8192, 8192, 512], &[]),
-        ("gemm_ar", (1, 1), [8192, 8192, 2048], &[]),
-        ("gemm_rs", (2, 8), [16384, 16384, 1024], &[]),
-        ("ag_gemm", (2, 8), [16384, 1024, 16384], &[]),
-        ("gemm_ar", (2, 8), [16384, 16384, 1024], &[]),
-        ("gemm_rs", (1, 8), [8192, 8192, 1024], &[]),
-        ("ag_gemm", (1, 8), [8192, 1024, 8192], &[]),
-        ("gemm_rs", (2, 8), [4096, 4096, 256], &[]),
-        ("ag_gemm", (2, 8), [4096, 256, 4096], &[]),
-    ];
-    for case in &shapes {
+/// Records a run of a published shape, and says what its timeline holds.
+fn timelines(device: Device, module: Module, proxy: &Proxy) -> Result<bool, HwError> {
+    let cases: [(RoleSplit, Case); 4] = {
+        let split = |c, i, s, r| RoleSplit { compute: c, intra_comm: i, inter_send: s, inter_reduce: r };
+        [
+            (split(116, 0, 0, 16), ("gemm_rs", (1, 8), [8192, 8192, 1024], &[])),
+            (split(116, 12, 4, 0), ("ag_gemm", (2, 8), [8192, 512, 8192], &[])),
+            (split(84, 40, 4, 4), ("moe_dispatch_gemm", (2, 8), [8192, 7168, 2048], &[])),
+            (split(120, 8, 4, 0), ("ring_attention", (2, 8), [24576, 4, 16], &[])),
+        ]
+    };
+    let mut ok = true;
+    for (split, case) in &cases {
         let spec = spec(case);
         let kernel = kernel(case.0).expect("a kernel");
         let schedule = kernel.build(&spec)?;
         let inputs = inputs(&schedule, kernel, &spec, Mode::Mirror, 1);
-        for [compute, intra_comm, mut inter_send, inter_reduce] in splits(case.0, case.1) {
-            if begin.elapsed().as_secs_f64() > budget_s {
-                return Ok(());
+        let program = lower(&schedule, Mode::Mirror, split, device.sms)?;
+        let mut runner = Runner::new(device, module, proxy, &schedule, program)?;
+        inputs.load(&runner)?;
+        let mut times = [Vec::new(), Vec::new()];
+        for run in 0..62 {
+            runner.record(run % 2 == 1)?;
+            let time = runner.run()?.span_us;
+            if run > 1 {
+                times[run % 2].push(time);
             }
-            if case.1.0 == 1 {
-                inter_send = 0;
-            }
-            let split = RoleSplit { compute, intra_comm, inter_send, inter_reduce };
-            let program = match lower(&schedule, Mode::Mirror, &split, device.sms) {
-                Ok(program) => program,
-                Err(error) => {
-                    println!("{} [{split}]: {error}", case.0);
-                    continue;
-                }
-            };
-            let mut runner = Runner::new(device, module, proxy, &schedule, program)?;
-            inputs.load(&runner)?;
-            let runs = time(&mut runner, WARM_UP, REPEATS)?;
-            let compared = compare_samples(&runner, &schedule, kernel, &spec, &inputs, 64)?.unwrap_or_default();
-            let mut times: Vec<f64> = runs.iter().map(|run| run.time_us).collect();
-            times.sort_by(f64::total_cmp);
-            let [q1, mid, q3] = [times.len() / 4, times.len() / 2, times.len() * 3 / 4].map(|i| times[i]);
-            let span = median(runs.iter().map(|run| run.span_us).collect());
-            let mhz = median(runs.iter().map(|run| run.sm_mhz).collect());
-            let tflops = schedule.useful_flops as f64 / mid * 1e-6;
-            let [m, n, k] = case.2;
-            let wrong = compared.wrong;
-            println!(
-                "{} {}x{} {m} {n} {k} [{split}]: {mid:.1} us ({q1:.1} {q3:.1}), span {span:.1}, {tflops:.0} TFLOP/s, \
-                 {mhz:.0} MHz, {wrong} wrong, worst {:.2}",
-                case.0, case.1.0, case.1.1, compared.worst
-            );
-            let _ = writeln!(
-                csv,
-                "{},{}x{},{m},{n},{k},tilewire,{compute},{intra_comm},{inter_send},{inter_reduce},mirror,loopback by {:?} \
-                 unpaced,{mid:.2},{q1:.2},{q3:.2},{span:.2},{mhz:.0},{tflops:.1},{WARM_UP},{REPEATS},random,{wrong},\
-                 {:.3},{cubin},{driver},{}.{},{}",
-                case.0,
-                case.1.0,
-                case.1.1,
-                proxy.method,
-                compared.worst,
-                nvrtc.0,
-                nvrtc.1,
-                schedule_hash(&schedule, &split)
-            );
-            std::fs::write(out, &csv)?;
         }
+        let ratios = times[1].iter().zip(&times[0]).map(|(recorded, plain)| recorded / plain).collect();
+        let [q1, mid, q3] = spread(ratios);
+        let span_us = times[1].last().copied().unwrap_or_default();
+        let tasks = runner.timeline()?;
+        let in_order = tasks.iter().filter(|t| t.taken <= t.start && t.start <= t.free && t.free <= t.end).count();
+        let end_us = tasks.iter().map(|t| t.end).max().unwrap_or(0) as f64 * 1e-6;
+        ok &= in_order == tasks.len() && tasks.len() == runner.program().tasks.len() && end_us <= span_us + 1.0;
+        println!(
+            "timeline {} {}: {} tasks, {in_order} in order, last end {end_us:.2} us, span {span_us:.2} us; recorded over \
+             plain, 30 pairs: {mid:.4} ({q1:.4} {q3:.4})",
+            case.0,
+            spec.problem,
+            tasks.len()
+        );
+        for role in 0..schedule.launches[0].roles.len() as u32 {
+            let of: Vec<_> = tasks.iter().filter(|t| t.role == role).collect();
+            let mean = |f: &dyn Fn(&TaskTime) -> u64| {
+                of.iter().map(|t| f(t) as f64).sum::<f64>() * 1e-6 / of.len().max(1) as f64
+            };
+            println!(
+                "  {}: {} tasks, wait {:.2} us, work {:.2} us, to visible {:.2} us, {} waited at the start",
+                schedule.launches[0].roles[role as usize].kind,
+                of.len(),
+                mean(&|t| t.start - t.taken),
+                mean(&|t| t.free - t.start),
+                mean(&|t| t.end - t.free),
+                of.iter().filter(|t| t.waited_for.is_some()).count()
+            );
+        }
+    }
+    Ok(ok)
+}
+
+/// Times a schedule whose puts take long under emulated fabrics, beside the least time that each allows.
+fn pace(device: Device, module: Module, mut proxy: Proxy) -> Result<(), HwError> {
+    const G: u64 = 1_000_000_000;
+    let case: Case = ("ag_gemm", (2, 8), [8192, 512, 8192], &[]);
+    let spec = spec(&case);
+    let kernel = kernel(case.0).expect("a kernel");
+    let schedule = kernel.build(&spec)?;
+    let split = RoleSplit { compute: 116, intra_comm: 12, inter_send: 4, inter_reduce: 0 };
+    let inputs = inputs(&schedule, kernel, &spec, Mode::Mirror, 1);
+    let fabric = |latency_ns, bytes_per_s, messages_per_s| Some(Pacing { latency_ns, bytes_per_s, messages_per_s });
+    for pacing in [
+        None,
+        fabric(0, 1000 * G, G),
+        fabric(0, 20 * G, G),
+        fabric(0, 10 * G, G),
+        fabric(0, 5 * G, G),
+        fabric(100_000, 20 * G, G),
+        fabric(1_000_000, 20 * G, G),
+        fabric(0, 1000 * G, 10_000),
+        None,
+    ] {
+        proxy.pace(pacing);
+        let program = lower(&schedule, Mode::Mirror, &split, device.sms)?;
+        let puts: Vec<u64> = program.puts.iter().flatten().map(|put| put.bytes).collect();
+        let least = pacing.map_or(0.0, |p| {
+            let each = |bytes: &u64| (*bytes as f64 / p.bytes_per_s as f64).max(1.0 / p.messages_per_s as f64);
+            puts.iter().map(each).sum::<f64>() * 1e6 + p.latency_ns as f64 * 1e-3
+        });
+        let mut runner = Runner::new(device, module, &proxy, &schedule, program)?;
+        inputs.load(&runner)?;
+        let runs: Vec<f64> = (0..21).map(|_| Ok(runner.run()?.time_us)).collect::<Result<_, HwError>>()?;
+        let [q1, mid, q3] = spread(runs);
+        let put_bytes = puts.iter().sum::<u64>();
+        println!(
+            "pace {pacing:?} by {:?}: {} puts, {put_bytes} bytes: {mid:.1} us ({q1:.1} {q3:.1}), {:.1} GB/s; the fabric's \
+             least {least:.1} us",
+            proxy.method,
+            puts.len(),
+            put_bytes as f64 / mid * 1e-3
+        );
     }
     Ok(())
 }
@@ -255,9 +259,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let (command, file) = match &arguments[..] {
         [command, file, ..] => (command.as_str(), file.as_str()),
         _ => {
-            return Err(
-                "measure compile CUBIN | check CUBIN [CASE] | stuck CUBIN | sweep CUBIN OUT.csv BUDGET_S".into()
-            );
+            return Err("measure compile CUBIN | check CUBIN [CASE] | stuck CUBIN | pace CUBIN | timeline CUBIN".into());
         }
     };
     if command == "compile" {
@@ -273,9 +275,11 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let module = device.load(&cubin)?;
     let proxy = Proxy::new(device, module, 4)?;
     println!("{device:?}, driver {}, copies by {:?}: {:?}", device.driver_version()?, proxy.method, proxy.tried);
-    if command == "sweep" {
-        let hash = blake3::hash(&cubin).to_hex();
-        return sweep(device, module, &proxy, &hash[..16], &arguments[2], arguments[3].parse()?);
+    if command == "pace" {
+        return Ok(pace(device, module, proxy)?);
+    }
+    if command == "timeline" {
+        std::process::exit(if timelines(device, module, &proxy)? { 0 } else { 3 });
     }
     if command == "stuck" {
         std::process::exit(if stuck(device, module, &proxy)? { 0 } else { 3 });

@@ -14,6 +14,7 @@
 //! names, which lies on (0, 0). Flags are part of the skeleton and are the same either way.
 
 use crate::device::HwError;
+use std::collections::BTreeSet;
 use tilewire_kernels::schedule::{
     At, BufferId, Claim, CtaCount, Drain, Engine, Flag, Gate, GatherEntry, MainLoop, Op, Place, Region, Role, Task,
     WriteMode, side_by_side,
@@ -367,22 +368,17 @@ fn lower_ranks(
         return Err(unsupported("launches that may run side by side"));
     }
     for (l, launch) in schedule.launches.iter().enumerate() {
-        let mut starts = Vec::new();
         let (first_role, roles) = (program.roles.len() as u32, launch.roles.len() as u32);
         for (instance, &rank) in ranks.iter().enumerate() {
             let first_role = program.roles.len() as u32;
             for r in 0..launch.roles.len() {
-                let ctas = cta_count(&launch.roles, r, split, sms / instances);
                 let instance = gpu + instance as u32;
-                program.lower_role(schedule, mode, rank, instance, (l, r), first_role, ctas)?;
-                starts.extend((0..ctas).map(|cta| DeviceStart { role: first_role + r as u32, cta }));
+                program.lower_role(schedule, mode, rank, instance, (l, r), first_role)?;
             }
         }
-        if starts.len() > sms as usize {
-            return Err(HwError::TooManyCtas { launch: launch.name.clone(), ctas: starts.len() as u32, sms });
-        }
-        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts, first_role, roles });
+        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts: Vec::new(), first_role, roles });
     }
+    program.apply_split(schedule, split, sms)?;
     if program.entry.is_empty() {
         program.entry = entry(MainLoop::WaitEachStep, Drain::Overlap)?;
     }
@@ -498,7 +494,42 @@ impl Program {
         self.roles.iter().position(|r| (r.first_task..r.first_task + r.tasks).contains(&task))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call, all of it where a role comes from")]
+    /// Whether every put's arrival is waited for, so that none lands after the launch.
+    pub fn awaits_all_puts(&self) -> bool {
+        let awaited: BTreeSet<u32> = self
+            .waits
+            .iter()
+            .filter(|wait| wait.at_least > 0)
+            .flat_map(|wait| (0..wait.count).map(|i| wait.word + i * wait.stride))
+            .collect();
+        self.puts.iter().flatten().all(|put| awaited.contains(&put.arrived.1))
+    }
+
+    /// Gives every role its CTAs; nothing else of a program depends on the split.
+    ///
+    /// # Errors
+    /// [`HwError::TooManyCtas`].
+    pub fn apply_split(&mut self, schedule: &Schedule, split: &RoleSplit, sms: u32) -> Result<(), HwError> {
+        let mut next = 0;
+        for (launch, spec) in self.launches.iter_mut().zip(&schedule.launches) {
+            launch.starts.clear();
+            for _ in 0..self.instances {
+                for r in 0..spec.roles.len() {
+                    // Instances share the SMs: a role that wants all of them gets its part.
+                    let ctas = cta_count(&spec.roles, r, split, sms / self.instances);
+                    self.roles[next].ctas = ctas;
+                    launch.starts.extend((0..ctas).map(|cta| DeviceStart { role: next as u32, cta }));
+                    next += 1;
+                }
+            }
+            let ctas = launch.starts.len() as u32;
+            if ctas > sms {
+                return Err(HwError::TooManyCtas { launch: launch.name.clone(), ctas, sms });
+            }
+        }
+        Ok(())
+    }
+
     fn lower_role(
         &mut self,
         schedule: &Schedule,
@@ -507,7 +538,6 @@ impl Program {
         instance: u32,
         (l, r): (usize, usize),
         first_role: u32,
-        ctas: u32,
     ) -> Result<(), HwError> {
         let spec = &schedule.launches[l].roles[r];
         let cluster = schedule.cluster;
@@ -533,7 +563,7 @@ impl Program {
             lanes: spec.lanes.max(1),
             recycle: spec.recycle.map_or(NONE, |other| first_role + other as u32),
             tiles: u32::from(tiles),
-            ctas,
+            ctas: 0,
             cursor: self.words,
             claimed: self.words + 1,
         };

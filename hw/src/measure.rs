@@ -5,17 +5,18 @@
 //! reference says what (0, 0) must end with.
 
 use crate::device::HwError;
-use crate::launch::{RunTime, Runner};
+use crate::launch::{MAX_BATCH, RunTime, Runner};
 use crate::lower::{Mode, Program};
 use crate::values::random::element;
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tilewire_kernels::kernel::Slice;
 use tilewire_kernels::schedule::{Access, At, BufferId, BufferUse, Op, Region};
 use tilewire_kernels::{Kernel, Rank, Schedule, Spec};
 
-pub use crate::samples::compare_samples;
+pub use crate::samples::{Samples, compare_samples, samples};
 
 /// Values compared with the reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,6 +41,8 @@ pub struct Inputs {
     bytes: Vec<Vec<Bytes>>,
     /// Slices, with the number of the rank, by tensor and first row.
     slices: BTreeMap<(&'static str, u64), Vec<(usize, Slice)>>,
+    /// The first samples asked for: they take long, and stay the same from split to split.
+    pub(crate) sampled: OnceLock<((Rank, u64), Option<Samples>)>,
 }
 
 /// Random inputs.
@@ -59,7 +62,7 @@ pub fn inputs(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, mode: Mode,
         }
         Mode::Virtual | Mode::Cluster => cluster.iter().map(random).collect(),
     };
-    Inputs { bytes, slices }
+    Inputs { bytes, slices, sampled: OnceLock::new() }
 }
 
 /// By buffer: random elements where a slice lies, poison elsewhere.
@@ -206,15 +209,26 @@ impl Inputs {
     /// # Errors
     /// [`HwError::Cuda`].
     pub fn load(&self, runner: &Runner<'_>) -> Result<(), HwError> {
+        self.poison(runner)?;
         let buffers = self.bytes[0].len();
         for (index, arena) in (runner.first_arena()..).zip(&runner.arenas) {
-            arena.set(0xFF)?;
             let bytes = &self.bytes[index / buffers][index % buffers];
             if !bytes.is_empty() {
                 arena.write(0, &bytes[..])?;
             }
         }
         Ok(())
+    }
+
+    /// Poisons all memory of a runner that holds no inputs, so that no run passes by what the one before wrote.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn poison(&self, runner: &Runner<'_>) -> Result<(), HwError> {
+        let buffers = self.bytes[0].len();
+        let inputless = |index: &usize| self.bytes[index / buffers][index % buffers].is_empty();
+        let arenas = (runner.first_arena()..).zip(&runner.arenas);
+        arenas.filter(|(index, _)| inputless(index)).try_for_each(|(_, arena)| arena.set(0xFF))
     }
 }
 
@@ -263,19 +277,68 @@ pub fn compare(
     inputs.compare(program, schedule, kernel, spec, read)
 }
 
-/// First quartile, median and third quartile.
+/// First quartile, median and third quartile; of no values, not numbers.
 pub fn spread(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
-    [values.len() / 4, values.len() / 2, values.len() * 3 / 4].map(|i| values[i])
+    [1, 2, 3].map(|i| values.get(values.len() * i / 4).copied().unwrap_or(f64::NAN))
 }
 
-/// Runs `warm_up` times, then `repeats` times; returns the latter.
+/// What the card did before a program is timed: how its power limit has set the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// The same program without a pause, as in training.
+    Sustained,
+    /// Nothing for a while, as before a short benchmark.
+    Cold,
+}
+
+/// Under sustained load the clock is steady after about 60 ms.
+pub const SUSTAINED_WARM_UP_MS: f64 = 80.0;
+/// After idling, the clock is that of a cold card for about 45 ms; timed runs end well before.
+const COLD_MS: f64 = 30.0;
+const IDLE: Duration = Duration::from_millis(200);
+/// Runs before the timed ones of a cold card: they bring code and tables into the caches.
+const COLD_WARM_UP: usize = 2;
+
+/// Runs of a program that were timed, and how many came before.
+#[derive(Clone, Debug)]
+pub struct Timed {
+    /// Timed runs, one behind the other.
+    pub runs: Vec<RunTime>,
+    /// Runs before them.
+    pub warm_up: usize,
+}
+
+/// A batch is that long at most, and the timed runs together that long, so that a slow program does not take minutes.
+const BATCH_MS: f64 = 40.0;
+const TIMED_MS: f64 = 400.0;
+/// Timed runs at least.
+const MIN_REPEATS: usize = 5;
+
+/// Times `repeats` runs that are queued behind each other, under `load`; fewer when they are long, or would warm the card.
 ///
 /// # Errors
 /// As [`Runner::run`].
-pub fn time(runner: &mut Runner<'_>, warm_up: u32, repeats: u32) -> Result<Vec<RunTime>, HwError> {
-    for _ in 0..warm_up {
-        runner.run()?;
+pub fn time(runner: &mut Runner<'_>, load: Load, repeats: usize) -> Result<Timed, HwError> {
+    let total_ms = |runs: &[RunTime]| runs.iter().map(|run| run.time_us).sum::<f64>() * 1e-3;
+    match load {
+        Load::Sustained => {
+            let (mut warm_ms, mut warm_up, mut one_ms) = (0.0, 0, BATCH_MS);
+            while warm_ms < SUSTAINED_WARM_UP_MS {
+                let runs = runner.back_to_back(((BATCH_MS / one_ms) as usize).clamp(1, MAX_BATCH))?;
+                warm_ms += total_ms(&runs);
+                one_ms = runs.last().map_or(one_ms, |run| run.time_us * 1e-3);
+                warm_up += runs.len();
+            }
+            let repeats = repeats.min(((TIMED_MS / one_ms) as usize).max(MIN_REPEATS));
+            Ok(Timed { runs: runner.back_to_back(repeats)?, warm_up })
+        }
+        Load::Cold => {
+            std::thread::sleep(IDLE);
+            let warm = runner.back_to_back(COLD_WARM_UP)?;
+            let one_ms = total_ms(&warm[1..]).max(1e-3);
+            let fit = ((COLD_MS - total_ms(&warm)) / one_ms).max(1.0) as usize;
+            Ok(Timed { runs: runner.back_to_back(repeats.min(fit))?, warm_up: COLD_WARM_UP })
+        }
     }
-    (0..repeats).map(|_| runner.run()).collect()
 }

@@ -12,6 +12,7 @@ use crate::memory::{DeviceMemory, SharedMemory};
 use cudarc::driver::sys;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -225,12 +226,13 @@ impl Proxy {
         self.pacing
     }
 
-    /// Carries out the puts of a run until all have landed or `stop` is set with some never asked for.
+    /// Carries out the puts of a run, whose commands come in these slots, until all have landed or `stop` is set with some
+    /// never asked for.
     pub(crate) fn serve(
         &self,
         fifo: &SharedMemory,
+        mut slots: Range<usize>,
         run: u32,
-        count: usize,
         postings: &[Posting],
         stop: &AtomicBool,
     ) -> Result<(), HwError> {
@@ -238,20 +240,19 @@ impl Proxy {
         let mut links = vec![Instant::now(); postings.iter().map(|put| put.link as usize + 1).max().unwrap_or(0)];
         let mut flying: Vec<VecDeque<Flying>> = self.queues.iter().map(|_| VecDeque::new()).collect();
         let mut sent: HashMap<u64, u32> = HashMap::new();
-        let mut slot = 0;
-        while slot < count || flying.iter().any(|queue| !queue.is_empty()) {
+        while !slots.is_empty() || flying.iter().any(|queue| !queue.is_empty()) {
             // Before the look at the FIFO: what a launch asked for before it ended is there.
             let stopped = stop.load(Ordering::Acquire);
-            let command: u64 = if slot < count { fifo.get(slot) } else { 0 };
+            let command: u64 = if slots.is_empty() { 0 } else { fifo.get(slots.start) };
             if command >> 32 == u64::from(run) {
                 std::sync::atomic::fence(Ordering::Acquire);
                 let put = postings[(command & u64::from(u32::MAX)) as usize - 1];
-                slot += 1;
+                slots.start += 1;
                 let number = usize::from(put.queue) % self.queues.len();
                 if let Some(lands) = self.post(&put, number, &mut links[put.link as usize])? {
                     flying[number].push_back(lands);
                 }
-            } else if stopped && slot < count {
+            } else if stopped && !slots.is_empty() {
                 return Ok(());
             }
             for (number, queue) in flying.iter_mut().enumerate() {

@@ -4,6 +4,7 @@ use half::bf16;
 use tilewire_hw::device::{Device, HwError};
 use tilewire_hw::lower::{DeviceRegion, DeviceTask, MapKind, Mode, Program, code, flag, lower, lower_cluster};
 use tilewire_hw::measure::{Compared, Inputs, inputs};
+use tilewire_hw::reduced::{Part, reduced};
 use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Schedule, Spec, kernel};
 
 /// Runs any task whose waits are met, of any GPU, until none is left. Panics when some are left and none can run.
@@ -16,10 +17,13 @@ struct Machine<'a> {
 
 impl Machine<'_> {
     fn run(&mut self) {
-        let tasks = |(gpu, program): (usize, &Program)| {
-            (0..program.tasks.len()).map(move |task| (gpu, launch_of(program, task), task)).collect::<Vec<_>>()
-        };
-        let mut left: Vec<(usize, usize, usize)> = self.programs.iter().enumerate().flat_map(tasks).collect();
+        let mut left: Vec<(usize, usize, usize)> = Vec::new();
+        for (gpu, program) in self.programs.iter().enumerate() {
+            for role in &program.roles {
+                let launch = |task| launch_of(program, task);
+                left.extend((role.first_task..role.first_task + role.tasks).map(|t| (gpu, launch(t as usize), t as usize)));
+            }
+        }
         while !left.is_empty() {
             let before = left.len();
             // A launch begins when the one before it has ended.
@@ -368,6 +372,32 @@ fn mirror_programs_of_the_gemm_family_give_the_reference() {
     ] {
         let compared = compared(&case, Mode::Mirror);
         assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
+    }
+}
+
+#[test]
+fn reduced_programs_end_and_do_their_part_only() {
+    for case in [
+        Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
+        Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
+        Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1")]),
+    ] {
+        let (spec, schedule) = case.build();
+        let whole = lower(&schedule, Mode::Mirror, &SPLIT, 132).expect("it lowers");
+        let inputs = inputs(&schedule, kernel(case.0).expect("a kernel"), &spec, Mode::Mirror, 3);
+        for (part, gemm) in [(Part::ComputeOnly, true), (Part::CommOnly, false)] {
+            let program = reduced(&whole, part);
+            let arenas = (0..program.arenas.len()).map(|arena| inputs.arena(&program, arena)).collect();
+            let words = vec![vec![0; program.words as usize]];
+            Machine { programs: std::slice::from_ref(&program), arenas, words }.run();
+            let has = |op| program.roles.iter().any(|r| r.tasks > 0 && program.tasks[r.first_task as usize].op == op);
+            assert_eq!(has(code::GEMM), gemm, "{} {part:?}", case.0);
+            let moves = program.roles.iter().any(|r| r.tasks > 0 && r.tiles == 0);
+            assert_eq!(moves, !gemm, "{} {part:?}: only one kind of work is left", case.0);
+            let puts = whole.puts.iter().flatten().count();
+            assert_eq!(program.puts.iter().flatten().count(), if gemm { 0 } else { puts }, "{} {part:?}", case.0);
+            assert!(whole.awaits_all_puts(), "{}: every put is noticed before a run ends", case.0);
+        }
     }
 }
 

@@ -34,6 +34,12 @@ DEVICE u64 clock_cycles() {
   return t;
 }
 
+DEVICE u32 clock_low() {
+  u32 t;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");
+  return t;
+}
+
 // Indices that the compiler does not know to be the same each time: what it
 // keeps over the tiles costs them registers.
 DEVICE u32 block_index() {

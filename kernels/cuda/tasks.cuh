@@ -5,7 +5,7 @@
 #include "program.cuh"
 #include "watchdog.cuh"
 
-constexpr u64 kReportCycles = 1ull << 22;
+constexpr u32 kReportCycles = 1u << 22;
 
 DEVICE u32 load_shared(u32 address) {
   u32 v;
@@ -33,18 +33,18 @@ DEVICE u32 read_flag(const Program& p, u32 word) {
 // Waits for a flag without a bound; a wait that lasts is written where the host finds it after the watchdog's trap.
 // Returns whether it had to wait.
 DEVICE bool await(const Program& p, u32 word, u32 level, u32 task, u32 party) {
-  u32 have = read_flag(p, word);
-  if (have >= level) return false;
-  const u64 begin = clock_cycles();
+  if (read_flag(p, word) >= level) return false;
+  const u32 begin = clock_low();
   bool reported = false;
-  Blocked* report = p.blocked + block_index() * kBlockedPerCta + party;
-  while ((have = read_flag(p, word)) < level) {
-    if (!reported && clock_cycles() - begin > kReportCycles) {
+  for (;;) {
+    const u32 have = read_flag(p, word);
+    if (have >= level) break;
+    if (!reported && clock_low() - begin > kReportCycles) {
       reported = true;
-      *report = {task + 1, word, have, level};
+      p.blocked[block_index() * kBlockedPerCta + party] = {task + 1, word, have, level};
     }
   }
-  if (reported) report->task = 0;
+  if (reported) p.blocked[block_index() * kBlockedPerCta + party].task = 0;
   return true;
 }
 
@@ -111,13 +111,12 @@ DEVICE u32 claim(const Program& p, const Role& r, u32 worker, u32 workers, u32 t
     t = __shfl_sync(~0u, t, 0);
     return t < r.tasks ? r.first_task + t : kNone;
   }
-  const u64 begin = clock_cycles();
-  Blocked* report = p.blocked + block_index() * kBlockedPerCta + 3;
+  const u32 begin = clock_low();
   bool reported = false;
   for (;;) {
     const u32 base = __shfl_sync(~0u, read_relaxed(p.words + r.cursor), 0);
     if (base >= r.tasks) {
-      if (reported) report->task = 0;
+      if (reported) p.blocked[block_index() * kBlockedPerCta + 3].task = 0;
       return kNone;
     }
     const u32 t = base + lane;
@@ -133,16 +132,17 @@ DEVICE u32 claim(const Program& p, const Role& r, u32 worker, u32 workers, u32 t
       u32 won = 0;
       if (lane == first) won = atomicCAS(p.words + r.claimed + t, 0u, 1u) == 0;
       if (__shfl_sync(~0u, won, first)) {
-        if (reported) report->task = 0;
+        if (reported) p.blocked[block_index() * kBlockedPerCta + 3].task = 0;
         return r.first_task + base + first;
       }
-    } else if (!reported && lane == 0 && clock_cycles() - begin > kReportCycles) {
+    } else if (!reported && lane == 0 && clock_low() - begin > kReportCycles) {
       const Task& task = p.tasks[r.first_task + base];
       for (u32 i = 0; i < task.start_waits; ++i) {
         const Wait w = p.waits[task.first_wait + i];
         for (u32 f = 0; f < w.count; ++f) {
           const u32 have = read_relaxed(p.words + w.word + f * w.stride);
-          if (have < w.at_least) *report = {r.first_task + base + 1, w.word + f * w.stride, have, w.at_least};
+          Blocked& report = p.blocked[block_index() * kBlockedPerCta + 3];
+          if (have < w.at_least) report = {r.first_task + base + 1, w.word + f * w.stride, have, w.at_least};
         }
       }
       reported = true;
