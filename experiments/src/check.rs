@@ -39,6 +39,6 @@ pub fn run(args: &CheckArgs) -> Result<String, ExperimentError> {
     if fatal == 0 {
         return Ok(text);
     }
-    print!("{text}");
+    crate::print(&text)?;
     Err(ExperimentError::Finding(format!("{case} cannot run: {fatal} fatal findings")))
 }

@@ -61,6 +61,10 @@ pub struct Experiment {
     pub too_large: usize,
     /// Claims.
     pub expect: Vec<Expect>,
+    /// Where the file says the shape, for builders that refuse it.
+    pub shape_place: String,
+    /// Where the file says the splits, for machines that they do not fit.
+    pub split_place: String,
 }
 
 /// Points that share a schedule.
@@ -143,13 +147,31 @@ impl Experiment {
         let execution = root.get("execution").map_or(Ok(Execution::Folded), |node| node.word(EXECUTIONS))?;
         let clock = root.get("clock").map(|node| node.word(CLOCKS)).transpose()?;
         let axes = Axes::read(&root)?;
-        let split_node = root.require("split")?;
-        let splits = Splits::read(&split_node)?;
+        let (split_node, splits) = match root.get("split") {
+            // Launches of the unfused form take the SMs that they can get.
+            None if axes.baselines == [true] => (axes.shape_node.clone(), Splits::List(Vec::new())),
+            Some(node) if axes.baselines == [true] => {
+                return Err(node.refuse("the unfused form has no split; remove it, or add false to baseline"));
+            }
+            _ => {
+                let node = root.require("split")?;
+                (node.clone(), Splits::read(&node)?)
+            }
+        };
         let expect = root.get("expect").map_or_else(|| Ok(Vec::new()), |node| expectations(&node))?;
         root.finish()?;
 
-        let mut experiment =
-            Self { name, question, text: document.text().to_owned(), seed, groups: Vec::new(), too_large: 0, expect };
+        let mut experiment = Self {
+            name,
+            question,
+            text: document.text().to_owned(),
+            seed,
+            groups: Vec::new(),
+            too_large: 0,
+            expect,
+            shape_place: axes.shape_node.place(),
+            split_place: split_node.place(),
+        };
         let base = Draft {
             kernel: String::new(),
             cluster: String::new(),
@@ -193,7 +215,11 @@ impl Experiment {
                         let draft = Draft { split: Some(text.clone()), ..draft.clone() };
                         draft.resolve(source).map(|case| case.split).map_err(|error| placed(error, |_| node.clone()))
                     };
-                    list.iter().map(resolve).collect::<Result<_, _>>()?
+                    let choices: Vec<SplitChoice> = list.iter().map(resolve).collect::<Result<_, _>>()?;
+                    if let Some(i) = (1..choices.len()).find(|&i| choices[..i].contains(&choices[i])) {
+                        return Err(list[i].0.refuse(format!("\"{}\" is a split that stands before", list[i].1)));
+                    }
+                    choices
                 }
                 Splits::Grid(grid) => {
                     let sms = case.target.machine.gpu.sms.value as u32;
@@ -459,6 +485,9 @@ fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
         let column_node = table.require("column")?;
         let column = column_node.text()?.to_owned();
         known_column(&column_node, &column)?;
+        if !crate::row::is_number(&column) {
+            return Err(column_node.refuse(format!("\"{column}\" holds words, allowed: a column of numbers")));
+        }
         let filter = match table.get("where") {
             None => Vec::new(),
             Some(node) => {
@@ -479,8 +508,13 @@ fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
             at_least: table.get("at_least").map(|node| node.number()).transpose()?,
             at_most: table.get("at_most").map(|node| node.number()).transpose()?,
         };
-        if expect.at_least.is_none() && expect.at_most.is_none() {
-            return Err(table.refuse("claims nothing, allowed: at_least, at_most or both"));
+        match (expect.at_least, expect.at_most) {
+            (None, None) => return Err(table.refuse("claims nothing, allowed: at_least, at_most or both")),
+            (Some(low), Some(high)) if low > high => {
+                let problem = format!("{high}, but at_least is {low}: no value can be both");
+                return Err(table.require("at_most")?.refuse(problem));
+            }
+            _ => {}
         }
         table.finish()?;
         all.push(expect);
