@@ -25,6 +25,8 @@ pub enum Command {
     Sweep(SweepArgs),
     /// Search the best split of a shape and certify how far it can be from the optimum.
     Tune(TuneArgs),
+    /// Decide the hypotheses of an experiment file by replicated, seeded runs.
+    Scale(ScaleArgs),
     /// Predict the published figures and plot them beside the published bars, with an error table.
     Figures(FiguresArgs),
     /// Print a schedule: as JSON, as a table, or what differs between two.
@@ -265,6 +267,26 @@ pub struct PredictArgs {
 #[derive(Args, Debug)]
 pub struct SweepArgs {
     /// Experiment.
+    #[arg(value_name = "FILE.toml")]
+    pub file: PathBuf,
+    /// Output directory [default: out/NAME].
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Threads; 0 for one per core. Results do not depend on it.
+    #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
+    pub threads: u64,
+    /// Data.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `scale`.
+#[derive(Args, Debug)]
+pub struct ScaleArgs {
+    /// Experiment with hypotheses.
     #[arg(value_name = "FILE.toml")]
     pub file: PathBuf,
     /// Output directory [default: out/NAME].

@@ -19,12 +19,14 @@ mod engine;
 mod error;
 mod experiment;
 mod figures;
+mod in_order;
 mod plan;
 mod plot;
 mod predict;
 mod progress;
 mod provenance;
 mod row;
+mod scale;
 mod schedule;
 mod shape;
 mod sweep;
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Predict(args) => predict::run(args),
         Command::Sweep(args) => sweep::run(args),
         Command::Tune(args) => tune::run(args),
+        Command::Scale(args) => scale::run(args),
         Command::Figures(args) => figures::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),

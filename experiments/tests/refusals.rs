@@ -234,7 +234,7 @@ fn experiment_files_are_refused_at_line_and_column() {
         ("question = \"?\"", "question = \" \"", "x.toml:1:12: question"),
         ("question = \"?\"", "question = \"?", "x.toml:1:"),
         ("[2, 4], reduce = 8 }\n", &format!("[2, 4], reduce = 8 }}\n{columns}"), "\"kernel\" holds words"),
-        ("8 }\n", &format!("8 }}\n{contradiction}"), "x.toml:12:11: expect.at_most: 3, but at_least is 9"),
+        ("8 }\n", &format!("8 }}\n{contradiction}"), "x.toml:7:1: expect: at_least = 9 above at_most = 3"),
         ("8 }\n", &format!("8 }}\n{nothing}"), "claims nothing"),
         ("8 }\n", &format!("8 }}\n{nan}"), "nan, allowed: a finite number"),
         ("8 }\n", &format!("8 }}\n{twice}"), "duplicate key"),

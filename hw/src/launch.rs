@@ -1,4 +1,7 @@
-//! Runs a lowered program on the GPU: arenas, parameters, the launch, the proxy beside it, the watchdog's report.
+//! Runs a lowered program on a GPU: arenas, parameters, the launch, the proxy beside it, the watchdog's report.
+//!
+//! A GPU's memory is taken first ([`Memory`]), descriptors are written when the memory of all GPUs that they name is
+//! there ([`Addresses`]).
 
 use crate::device::{Device, HwError, Module, check};
 use crate::lower::{
@@ -33,6 +36,8 @@ struct Parameters {
     times: u64,
     fifo_head: u32,
     run: u32,
+    peers: u32,
+    unused: u32,
 }
 
 /// A tensor map as the driver writes it.
@@ -70,27 +75,82 @@ pub struct RunTime {
     pub sm_mhz: f64,
 }
 
+/// Memory of a GPU that programs name, of other GPUs too.
+pub struct Memory {
+    /// One per buffer and instance that lives here.
+    arenas: Vec<DeviceMemory>,
+    words: DeviceMemory,
+}
+
+impl Memory {
+    /// Takes a program's arenas and words on its GPU.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`], for example when the GPU has too little memory.
+    pub fn new(device: Device, program: &Program) -> Result<Self, HwError> {
+        device.make_current()?;
+        let own = |&(arena, _): &(usize, &u64)| program.gpu_of(arena as u32) == program.gpu;
+        let take = |(_, &bytes)| DeviceMemory::new(bytes as usize);
+        let arenas = program.arenas.iter().enumerate().filter(own).map(take).collect::<Result<_, _>>()?;
+        Ok(Self { arenas, words: DeviceMemory::new(words_bytes(program))? })
+    }
+}
+
+/// The FIFO's head is one word more.
+const fn words_bytes(program: &Program) -> usize {
+    (program.words as usize + 1) * 4
+}
+
+/// Where the arenas of all GPUs lie, and the words of each.
+pub struct Addresses {
+    arenas: Vec<u64>,
+    words: Vec<u64>,
+}
+
+impl Addresses {
+    /// Of the memory of all GPUs, in their order.
+    pub fn of<'m>(all: impl Iterator<Item = &'m Memory> + Clone) -> Self {
+        Self {
+            arenas: all.clone().flat_map(|memory| memory.arenas.iter().map(|arena| arena.address)).collect(),
+            words: all.map(|memory| memory.words.address).collect(),
+        }
+    }
+}
+
 /// A program with its memory on the GPU, ready to run again and again.
 pub struct Runner<'a> {
+    device: Device,
     schedule: &'a Schedule,
     program: Program,
-    /// One per buffer and instance.
+    /// One per buffer and instance that lives here.
     pub arenas: Vec<DeviceMemory>,
-    memory: Memory,
+    words: DeviceMemory,
+    memory: Arrays,
     maps: Box<[TensorMap; MAX_MAPS]>,
-    function: sys::CUfunction,
+    handles: Handles,
     fifo: SharedMemory,
     blocked: SharedMemory,
     postings: Vec<Posting>,
     puts: usize,
     proxy: &'a Proxy,
     stream: Stream,
-    events: [sys::CUevent; 2],
     run: u32,
 }
 
+/// The driver's handles of a runner.
+struct Handles {
+    function: sys::CUfunction,
+    /// Before the first launch and after the last.
+    events: [sys::CUevent; 2],
+}
+
+// SAFETY: handles may be used from any thread whose context is theirs; none is ever destroyed.
+unsafe impl Send for Handles {}
+// SAFETY: as above; they are never written.
+unsafe impl Sync for Handles {}
+
 /// The program's arrays on the device.
-struct Memory {
+struct Arrays {
     tasks: DeviceMemory,
     waits: DeviceMemory,
     signals: DeviceMemory,
@@ -98,13 +158,11 @@ struct Memory {
     roles: DeviceMemory,
     /// By launch.
     starts: Vec<DeviceMemory>,
-    words: DeviceMemory,
-    words_bytes: usize,
     times: DeviceMemory,
 }
 
 impl<'a> Runner<'a> {
-    /// Takes memory and uploads the program.
+    /// Takes memory and uploads a program that needs no other GPU.
     ///
     /// # Errors
     /// [`HwError::Cuda`], for example when the GPU has too little memory.
@@ -115,10 +173,36 @@ impl<'a> Runner<'a> {
         schedule: &'a Schedule,
         program: Program,
     ) -> Result<Self, HwError> {
+        let memory = Memory::new(device, &program)?;
+        let addresses = Addresses::of(std::iter::once(&memory));
+        Self::with_memory(device, module, proxy, schedule, program, memory, &addresses)
+    }
+
+    /// Uploads a program that may name memory of other GPUs.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`], for example when the GPU has too little memory.
+    pub fn with_memory(
+        device: Device,
+        module: Module,
+        proxy: &'a Proxy,
+        schedule: &'a Schedule,
+        program: Program,
+        Memory { arenas, words }: Memory,
+        addresses: &Addresses,
+    ) -> Result<Self, HwError> {
         device.make_current()?;
-        let arenas =
-            program.arenas.iter().map(|&bytes| DeviceMemory::new(bytes as usize)).collect::<Result<Vec<_>, _>>()?;
-        let base = |arena: u32| arenas[arena as usize].address;
+        let base = |arena: u32| addresses.arenas[arena as usize];
+        let word = |gpu: u32, word: u32| addresses.words[gpu as usize] + u64::from(word) * 4;
+        let signals: Vec<DeviceSignal> = program
+            .signals
+            .iter()
+            .map(|signal| DeviceSignal {
+                address: word(signal.gpu, signal.address as u32),
+                gpu: u32::from(signal.gpu != program.gpu),
+                ..*signal
+            })
+            .collect();
         let regions: Vec<DeviceRegion> = program
             .regions
             .iter()
@@ -128,9 +212,6 @@ impl<'a> Runner<'a> {
         for (slot, map) in maps.iter_mut().zip(&program.maps) {
             *slot = tensor_map(map, base(map.arena), program.arenas[map.arena as usize])?;
         }
-        // The FIFO's head is one word more.
-        let words_bytes = (program.words as usize + 1) * 4;
-        let words = DeviceMemory::new(words_bytes)?;
         let postings = program
             .puts
             .iter()
@@ -140,17 +221,18 @@ impl<'a> Runner<'a> {
                     dst: base(put.dst.0) + put.dst.1,
                     bytes: put.bytes,
                     queue: put.queue,
-                    arrived: words.address + u64::from(put.arrived) * 4,
+                    arrived: word(put.arrived.0, put.arrived.1),
                 })
             })
             .collect();
         let puts = program.puts.iter().flatten().count();
         let blocks = program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0);
-        let events = [new_event()?, new_event()?];
-        let memory = Memory {
+        let handles =
+            Handles { function: module.function(&program.entry, SMEM_BYTES)?, events: [new_event()?, new_event()?] };
+        let memory = Arrays {
             tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
             waits: DeviceMemory::of::<DeviceWait>(&program.waits)?,
-            signals: DeviceMemory::of::<DeviceSignal>(&program.signals)?,
+            signals: DeviceMemory::of::<DeviceSignal>(&signals)?,
             regions: DeviceMemory::of::<DeviceRegion>(&regions)?,
             roles: DeviceMemory::of::<DeviceRole>(&program.roles)?,
             starts: program
@@ -158,24 +240,23 @@ impl<'a> Runner<'a> {
                 .iter()
                 .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
                 .collect::<Result<_, _>>()?,
-            words,
-            words_bytes,
             times: DeviceMemory::new(blocks * size_of::<CtaTimes>())?,
         };
         Ok(Self {
+            device,
             schedule,
-            function: module.function(&program.entry, SMEM_BYTES)?,
             fifo: SharedMemory::new((puts + 1) * 8)?,
             blocked: SharedMemory::new(blocks * BLOCKED_PER_CTA * size_of::<BlockedWord>())?,
             program,
             arenas,
+            words,
             memory,
             maps,
             postings,
             puts,
             proxy,
             stream: Stream::new()?,
-            events,
+            handles,
             run: 0,
         })
     }
@@ -185,34 +266,56 @@ impl<'a> Runner<'a> {
         &self.program
     }
 
+    /// Number of this GPU's first arena among those of all GPUs.
+    pub fn first_arena(&self) -> usize {
+        self.program.gpu as usize * self.arenas.len()
+    }
+
     /// One run with fresh flags.
     ///
     /// # Errors
     /// [`HwError::Stuck`] when the watchdog ended it, [`HwError::Cuda`].
     pub fn run(&mut self) -> Result<RunTime, HwError> {
+        self.reset()?;
+        Ok(self.run_ready(|| true)?.expect("it was let start"))
+    }
+
+    /// Fresh flags; over when it returns.
+    pub(crate) fn reset(&mut self) -> Result<(), HwError> {
+        self.device.make_current()?;
         self.run += 1;
+        let (words, bytes) = (self.words.address, words_bytes(&self.program));
+        // SAFETY: the range is the allocation.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(words, 0, bytes, self.stream.0) })?;
+        self.stream.synchronize()
+    }
+
+    /// A run after [`Runner::reset`], with `start` called just before the first launch command; none if it says no.
+    pub(crate) fn run_ready(&self, start: impl FnOnce() -> bool) -> Result<Option<RunTime>, HwError> {
         let stop = AtomicBool::new(false);
         let ended = std::thread::scope(|scope| {
-            let proxy = scope.spawn(|| self.proxy.serve(&self.fifo, self.run, self.puts, &self.postings, &stop));
-            let ended = self.launch_and_wait();
+            let serve = || self.proxy.serve(&self.fifo, self.run, self.puts, &self.postings, &stop);
+            let proxy = (self.puts > 0).then(|| scope.spawn(serve));
+            let go = start();
+            let ended = if go { self.launch_and_wait() } else { Ok(()) };
             stop.store(true, Ordering::Relaxed);
-            let served = proxy.join().expect("the proxy does not panic");
-            ended.and(served).and_then(|()| self.proxy.drain())
+            let served = proxy.map_or(Ok(()), |proxy| proxy.join().expect("the proxy does not panic"));
+            ended.and(served).and_then(|()| self.proxy.drain()).map(|()| go)
         });
-        if let Err(error) = ended {
-            let blocked = self.blocked_ctas();
-            return Err(if blocked.is_empty() { error } else { HwError::Stuck(blocked) });
+        match ended {
+            Ok(true) => self.times().map(Some),
+            Ok(false) => Ok(None),
+            Err(error) => {
+                let blocked = self.blocked_ctas();
+                Err(if blocked.is_empty() { error } else { HwError::Stuck(blocked) })
+            }
         }
-        self.times()
     }
 
     fn launch_and_wait(&self) -> Result<(), HwError> {
         // SAFETY: memory, events and stream live as long as `self`; parameters are copied by the launch.
         unsafe {
-            let (words, bytes) = (self.memory.words.address, self.memory.words_bytes);
-            check("cuMemsetD8Async", sys::cuMemsetD8Async(words, 0, bytes, self.stream.0))?;
-            self.stream.synchronize()?;
-            check("cuEventRecord", sys::cuEventRecord(self.events[0], self.stream.0))?;
+            check("cuEventRecord", sys::cuEventRecord(self.handles.events[0], self.stream.0))?;
             for (launch, starts) in self.program.launches.iter().zip(&self.memory.starts) {
                 let mut parameters = Parameters {
                     tasks: self.memory.tasks.address,
@@ -221,12 +324,14 @@ impl<'a> Runner<'a> {
                     regions: self.memory.regions.address,
                     roles: self.memory.roles.address,
                     starts: starts.address,
-                    words,
+                    words: self.words.address,
                     fifo: self.fifo.address,
                     blocked: self.blocked.address,
                     times: self.memory.times.address,
                     fifo_head: self.program.words,
                     run: self.run,
+                    peers: u32::from(self.program.gpus > 1),
+                    unused: 0,
                 };
                 let mut list: [*mut c_void; 2] =
                     [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
@@ -235,7 +340,7 @@ impl<'a> Runner<'a> {
                 check(
                     "cuLaunchKernel",
                     sys::cuLaunchKernel(
-                        self.function,
+                        self.handles.function,
                         blocks,
                         1,
                         1,
@@ -249,7 +354,7 @@ impl<'a> Runner<'a> {
                     ),
                 )?;
             }
-            check("cuEventRecord", sys::cuEventRecord(self.events[1], self.stream.0))?;
+            check("cuEventRecord", sys::cuEventRecord(self.handles.events[1], self.stream.0))?;
         }
         while !self.stream.is_done()? {
             std::hint::spin_loop();
@@ -261,7 +366,7 @@ impl<'a> Runner<'a> {
         let mut ms = 0.0;
         // SAFETY: both events were recorded and are over.
         check("cuEventElapsedTime", unsafe {
-            sys::cuEventElapsedTime_v2(&raw mut ms, self.events[0], self.events[1])
+            sys::cuEventElapsedTime_v2(&raw mut ms, self.handles.events[0], self.handles.events[1])
         })?;
         let last = self.program.launches.last().map_or(0, |launch| launch.starts.len());
         let times: Vec<CtaTimes> = self.memory.times.read(last)?;

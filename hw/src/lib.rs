@@ -3,8 +3,9 @@
 //! ```text
 //! Schedule ──▶ values: functional executor on the CPU, every interleaving legal   (this is what proves values)
 //!    │
-//!    └─ lower ─▶ Program ─▶ launch: device interpreter on one GPU   ◀── device: driver, NVRTC
+//!    └─ lower ─▶ Program ─▶ launch: device interpreter on a GPU     ◀── device: driver, NVRTC
 //!                             │  FIFO in host memory                ◀── memory
+//!                             │  cluster: a GPU per rank, peers over NVLink
 //!                             └▶ proxy: puts by the copy engines
 //!                measure: inputs, comparison with the reference, times
 //! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
@@ -12,6 +13,7 @@
 //!
 //! Builds everywhere; nothing here predicts a time.
 
+pub mod cluster;
 pub mod device;
 pub mod launch;
 pub mod lower;

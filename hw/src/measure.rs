@@ -155,7 +155,8 @@ impl Inputs {
     ) -> Result<Compared, HwError> {
         let buffers = schedule.buffers.len();
         let mut compared = Compared::default();
-        for (instance, rank) in schedule.cluster.iter().enumerate().take(program.instances as usize) {
+        let ranks = schedule.cluster.iter().enumerate();
+        for (instance, rank) in ranks.skip(program.gpu as usize).take(program.instances as usize) {
             for expected in kernel.reference(spec, rank, &|tensor, row, col| self.value(tensor, row, col)) {
                 let got = read(instance * buffers + usize::from(expected.region.buffer.0))?;
                 let mut index = 0;
@@ -177,7 +178,7 @@ impl Inputs {
     /// [`HwError::Cuda`].
     pub fn load(&self, runner: &Runner<'_>) -> Result<(), HwError> {
         let buffers = self.bytes[0].len();
-        for (index, arena) in runner.arenas.iter().enumerate() {
+        for (index, arena) in (runner.first_arena()..).zip(&runner.arenas) {
             arena.set(0xFF)?;
             let bytes = &self.bytes[index / buffers][index % buffers];
             if !bytes.is_empty() {
@@ -189,6 +190,13 @@ impl Inputs {
 }
 
 impl Compared {
+    /// Takes what another comparison found.
+    pub fn join(&mut self, other: Self) {
+        self.elements += other.elements;
+        self.wrong += other.wrong;
+        self.worst = self.worst.max(other.worst);
+    }
+
     fn add(&mut self, have: f64, want: f64, magnitude: f64, roundings: u32) {
         let bound = f64::from(roundings + 1) / 256.0 * magnitude + ABSOLUTE;
         let error = (have - want).abs();
@@ -213,33 +221,40 @@ pub fn compare(
     inputs: &Inputs,
 ) -> Result<Compared, HwError> {
     let program = runner.program();
-    let read = |arena: usize| runner.arenas[arena].read(program.arenas[arena] as usize / 2);
+    let read = |arena: usize| runner.arenas[arena - runner.first_arena()].read(program.arenas[arena] as usize / 2);
     inputs.compare(program, schedule, kernel, spec, read)
 }
 
-/// Where an output of rank (0, 0) comes from, for kernels whose outputs are one matrix of products.
+/// Where an output of a rank comes from, for kernels whose outputs are one matrix of products.
 struct Product {
     /// Of the logical product.
     first_row: u64,
+    /// Likewise.
+    first_col: u64,
     depth: u64,
     rows: u64,
     cols: u64,
     roundings: u32,
 }
 
-fn product(kernel: &dyn Kernel, spec: &Spec) -> Option<Product> {
+fn product(kernel: &dyn Kernel, spec: &Spec, rank: Rank) -> Option<Product> {
     let Problem::Gemm { m, n, k } = spec.problem else { return None };
-    let ranks = spec.cluster.ranks() as u64;
-    let sum = Product { first_row: 0, depth: ranks * k, rows: m, cols: n, roundings: 2 * ranks as u32 + 3 };
+    let (cluster, ranks) = (spec.cluster, spec.cluster.ranks() as u64);
+    let roundings = 2 * ranks as u32 + 3;
+    let sum = Product { first_row: 0, first_col: 0, depth: ranks * k, rows: m, cols: n, roundings };
     match kernel.name() {
-        "ag_gemm" => Some(Product { depth: k, roundings: 1, ..sum }),
-        "gemm_rs" if spec.options.word("output") == "per_rank" => Some(Product { rows: m / ranks, ..sum }),
+        "ag_gemm" => Some(Product { depth: k, roundings: 1, first_col: cluster.number(rank) as u64 * n, ..sum }),
+        "gemm_rs" if spec.options.word("output") == "per_rank" => {
+            let slice = u64::from(rank.gpu) * (m / u64::from(cluster.gpus_per_node));
+            let first_row = slice + u64::from(rank.node) * (m / ranks);
+            Some(Product { first_row, rows: m / ranks, ..sum })
+        }
         "gemm_ar" => Some(sum),
         _ => None,
     }
 }
 
-/// Compares `count` outputs of rank (0, 0), spread over the whole matrix, and looks for poison in all others. None for
+/// Compares `count` outputs of the runner's first rank, spread over the whole matrix, and looks for poison in all others. None for
 /// kernels whose outputs are no products.
 ///
 /// # Errors
@@ -252,7 +267,8 @@ pub fn compare_samples(
     inputs: &Inputs,
     count: u64,
 ) -> Result<Option<Compared>, HwError> {
-    let Some(product) = product(kernel, spec) else { return Ok(None) };
+    let rank = schedule.cluster.rank(runner.program().gpu as usize);
+    let Some(product) = product(kernel, spec, rank) else { return Ok(None) };
     let Some(output) = schedule.buffers.iter().position(|b| b.usage == BufferUse::Output) else { return Ok(None) };
     let got: Vec<u16> = runner.arenas[output].read((product.rows * product.cols) as usize)?;
     let mut compared = Compared::default();
@@ -262,13 +278,19 @@ pub fn compare_samples(
         let (row, col) = (at / product.cols, at % product.cols);
         let (mut want, mut magnitude) = (0.0, 0.0);
         for depth in 0..product.depth {
-            let term = inputs.value("a", product.first_row + row, depth) * inputs.value("b", depth, col);
+            let term = inputs.value("a", product.first_row + row, depth) * inputs.value("b", depth, product.first_col + col);
             want += term;
             magnitude += f64::abs(term);
         }
         compared.add(f64::from(bf16::from_bits(got[at as usize])), want, magnitude, product.roundings);
     }
     Ok(Some(compared))
+}
+
+/// First quartile, median and third quartile.
+pub fn spread(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [values.len() / 4, values.len() / 2, values.len() * 3 / 4].map(|i| values[i])
 }
 
 /// Runs `warm_up` times, then `repeats` times; returns the latter.

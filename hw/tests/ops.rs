@@ -5,8 +5,8 @@ use tilewire_hw::values::{Config, ExecError, Report, Scheduler, run};
 use tilewire_kernels::kernel::{Element, Expected, Slice};
 use tilewire_kernels::options::{OptionSpec, Value};
 use tilewire_kernels::schedule::{
-    At, Buffer, BufferId, BufferUse, Claim, CollectiveKind, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily,
-    GatherEntry, Launch, Op, Partial, Place, Publish, Region, Role, Signal, Symmetry, TableSlice, TaskSource, Wait,
+    At, Buffer, BufferId, BufferUse, Claim, CollectiveKind, DType, Engine, FamilyId, Flag, FlagFamily, GatherEntry,
+    Launch, Op, Partial, Place, Publish, Region, Role, Signal, Symmetry, TableSlice, TaskSource, Wait,
 };
 use tilewire_kernels::{
     Blocked, BuildError, Cluster, Fabric, Kernel, OptionSet, Options, Problem, ProblemKind, Rank, RoleKind, RoleSplit,
@@ -77,7 +77,7 @@ impl Kernel for Toy {
     fn build(&self, spec: &Spec) -> Result<Schedule, BuildError> {
         let buffer = |name: &str, bytes, usage| Buffer { name: name.into(), bytes, dtype: DType::Bf16, usage };
         let family = |name: &str| FlagFamily { name: name.into(), slots: 8 };
-        let role = |kind| Role { kind, ctas: CtaCount::FromSplit, lanes: 1, claim: Claim::Ticket, recycle: None };
+        let role = |kind| Role::new(kind, Claim::Ticket);
         let roles = RoleKind::ALL.into_iter().take((self.lists)(Rank { node: 0, gpu: 0 }).len()).map(role).collect();
         Ok(Schedule {
             kernel: "toy".into(),

@@ -43,7 +43,7 @@ impl<L: Fn(Rank) -> Lists + Send + Sync> TaskSource for Fixed<L> {
 
 /// Role kinds in the order of the roles of a hand-made launch.
 fn roles(claims: &[Claim]) -> Vec<Role> {
-    let role = |(kind, &claim)| Role { kind, ctas: CtaCount::FromSplit, lanes: 1, claim, recycle: None };
+    let role = |(kind, &claim)| Role::new(kind, claim);
     RoleKind::ALL.into_iter().zip(claims).map(role).collect()
 }
 

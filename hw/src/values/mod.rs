@@ -16,26 +16,24 @@
 //! each of its own term. Scores are f32 and shift every `p_j` by about 2^-20, which the spare rounding covers. A merge
 //! of partial results adds the rounding of each part, scaled by weights that add up to one, and its own.
 
-mod engine;
-mod memory;
+pub(crate) mod engine;
+pub(crate) mod judge;
+pub(crate) mod memory;
+pub(crate) mod ops;
 mod race;
 pub(crate) mod random;
 mod report;
-
-mod ops;
 
 pub use report::{ExecError, Mismatch, Race, Report, TaskRef};
 
 use engine::{Engine, Lists};
 use memory::Memory;
 use race::Tracker;
-use random::{element, seed_for};
+use random::seed_for;
 use std::collections::BTreeMap;
 use tilewire_kernels::check::check_task;
-use tilewire_kernels::{Kernel, RoleKind, RoleSplit, Schedule, Spec};
-
-/// An error below this is never wrong: the reference may be zero where the result is a rounding of nothing.
-const ABSOLUTE: f64 = 1e-6;
+use tilewire_kernels::schedule::{GatherEntry, Task};
+use tilewire_kernels::{Kernel, Rank, RoleKind, RoleSplit, Schedule, Spec};
 
 /// Who moves next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +97,12 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
     for run in 0..config.runs {
         let values = seed_for(config.seed, run, "values");
         memory.poison_inputs_and_outputs();
-        fill_inputs(&mut memory, schedule, kernel, spec, values)?;
+        for rank in schedule.cluster.iter() {
+            let number = schedule.cluster.number(rank);
+            judge::for_each_input(schedule, kernel, spec, values, rank, |region, values| {
+                memory.fill(number, region, values);
+            })?;
+        }
         // The bank rule: a run finds all of its flags zero, and no put of an earlier run is on its way.
         let order = seed_for(config.seed, run, "order");
         let mut engine = Engine::new(schedule, config, &lists, &mut memory, tracker.as_mut(), order)?;
@@ -107,7 +110,10 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
         report.tasks += engine.tasks_done;
         report.steps += engine.steps;
         result?;
-        let mismatch = compare(&memory, schedule, kernel, spec, values, &mut report)?;
+        let mut mismatch = None;
+        for rank in schedule.cluster.iter() {
+            judge::compare(&memory, schedule, kernel, spec, values, rank, (&mut report, &mut mismatch))?;
+        }
         if let Some(mut mismatch) = mismatch {
             (mismatch.run, mismatch.seed) = (run, config.seed);
             let races = tracker.map_or_else(BTreeMap::new, |tracker| tracker.races);
@@ -173,119 +179,37 @@ pub fn check_values(
 fn collect(schedule: &Schedule) -> Result<Lists, ExecError> {
     let mut lists = Lists { tasks: Vec::new(), tables: Vec::new() };
     for rank in schedule.cluster.iter() {
-        let table = schedule.source.table(rank);
-        for (l, r) in schedule.role_indices() {
-            let launch = &schedule.launches[l];
-            let role = &launch.roles[r];
-            let tasks = schedule.tasks(rank, l, r);
-            for (i, task) in tasks.iter().enumerate() {
-                check_task(schedule, role.claim, task, &table).map_err(|error| ExecError::Illegal {
-                    task: Box::new(TaskRef {
-                        rank,
-                        launch: launch.name.clone(),
-                        role: role.kind,
-                        task: i as u32,
-                        op: task.op.name(),
-                    }),
-                    what: error.to_string(),
-                })?;
-            }
-            lists.tasks.push(tasks);
-        }
+        let (tasks, table) = collect_rank(schedule, rank)?;
+        lists.tasks.extend(tasks);
         lists.tables.push(table);
     }
     Ok(lists)
 }
 
-fn fill_inputs(
-    memory: &mut Memory,
-    schedule: &Schedule,
-    kernel: &dyn Kernel,
-    spec: &Spec,
-    seed: u64,
-) -> Result<(), ExecError> {
-    for rank in schedule.cluster.iter() {
-        for slice in kernel.inputs(spec, rank) {
-            let buffer = schedule.buffer(slice.region.buffer);
-            let elements = slice.region.bytes() / buffer.dtype.bytes();
-            if slice.rows * slice.cols != elements || slice.region.end() > buffer.bytes {
-                return Err(ExecError::Kernel {
-                    kernel: schedule.kernel.clone(),
-                    what: format!(
-                        "input {} has {} x {} elements for a region of {elements} in {}",
-                        slice.tensor, slice.rows, slice.cols, buffer.name
-                    ),
-                });
-            }
-            let values: Vec<f32> = (slice.row..slice.row + slice.rows)
-                .flat_map(|row| (slice.col..slice.col + slice.cols).map(move |col| (row, col)))
-                .map(|(row, col)| element(seed, slice.tensor, row, col) as f32)
-                .collect();
-            memory.fill(schedule.cluster.number(rank), &slice.region, &values);
+/// The tasks of every role of a rank, in the order of [`Schedule::role_indices`], and its gather table; all checked.
+pub(crate) fn collect_rank(schedule: &Schedule, rank: Rank) -> Result<RankLists, ExecError> {
+    let table = schedule.source.table(rank);
+    let mut lists = Vec::new();
+    for (l, r) in schedule.role_indices() {
+        let launch = &schedule.launches[l];
+        let role = &launch.roles[r];
+        let tasks = schedule.tasks(rank, l, r);
+        for (i, task) in tasks.iter().enumerate() {
+            check_task(schedule, role.claim, task, &table).map_err(|error| ExecError::Illegal {
+                task: Box::new(TaskRef {
+                    rank,
+                    launch: launch.name.clone(),
+                    role: role.kind,
+                    task: i as u32,
+                    op: task.op.name(),
+                }),
+                what: error.to_string(),
+            })?;
         }
+        lists.push(tasks);
     }
-    Ok(())
+    Ok((lists, table))
 }
 
-/// Compares all outputs; returns the first wrong element with the number of all.
-fn compare(
-    memory: &Memory,
-    schedule: &Schedule,
-    kernel: &dyn Kernel,
-    spec: &Spec,
-    seed: u64,
-    report: &mut Report,
-) -> Result<Option<Mismatch>, ExecError> {
-    let mut first: Option<Mismatch> = None;
-    for rank in schedule.cluster.iter() {
-        let reference = kernel.reference(spec, rank, &|tensor, row, col| element(seed, tensor, row, col));
-        if reference.is_empty() {
-            return Err(ExecError::Kernel {
-                kernel: schedule.kernel.clone(),
-                what: format!("no reference for rank {rank}"),
-            });
-        }
-        for expected in reference {
-            let region = expected.region;
-            let got = memory.read_floats(schedule.cluster.number(rank), &region);
-            if got.len() != expected.values.len() || got.len() != expected.magnitudes.len() {
-                let what =
-                    format!("reference has {} values for a region of {} elements", expected.values.len(), got.len());
-                return Err(ExecError::Kernel { kernel: schedule.kernel.clone(), what });
-            }
-            let scale = f64::from(expected.roundings + 1) / 256.0;
-            let width = memory.dtype(&region).bytes();
-            for (i, &got) in got.iter().enumerate() {
-                let (want, got) = (expected.values[i], f64::from(got));
-                let bound = scale * expected.magnitudes[i] + ABSOLUTE;
-                let error = (got - want).abs();
-                report.elements += 1;
-                if error <= bound {
-                    report.worst = report.worst.max(error / bound);
-                    continue;
-                }
-                if let Some(first) = &mut first {
-                    first.wrong += 1;
-                    continue;
-                }
-                let per_row = u64::from(region.row_bytes) / width;
-                let (row, col) = (i as u64 / per_row, i as u64 % per_row);
-                let (block, row_of_block) = (row / u64::from(region.rows), row % u64::from(region.rows));
-                first = Some(Mismatch {
-                    run: 0,
-                    seed: 0,
-                    rank,
-                    buffer: schedule.buffer(region.buffer).name.clone(),
-                    row,
-                    col,
-                    offset: region.offset + block * region.block_pitch + row_of_block * region.row_pitch + col * width,
-                    expected: want,
-                    got,
-                    bound,
-                    wrong: 1,
-                });
-            }
-        }
-    }
-    Ok(first)
-}
+/// Tasks of a rank by role, and its gather table.
+pub(crate) type RankLists = (Vec<Vec<Task>>, Vec<Option<GatherEntry>>);

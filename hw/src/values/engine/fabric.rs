@@ -1,6 +1,6 @@
 //! Puts on their way: read, land, raise their word and are sent, in any order that the fabric permits.
 
-use super::super::memory::{Write, ranks_of};
+use super::super::memory::{Source, Write, ranks_of};
 use super::super::race::Handle;
 use super::{Engine, ExecError, Scheduler, Worker};
 use tilewire_kernels::schedule::{Access, At, Op, Publish, Region};

@@ -7,9 +7,9 @@
 
 mod access;
 mod blocked;
-mod claim;
+pub(crate) mod claim;
 mod fabric;
-mod stages;
+pub(crate) mod stages;
 
 use super::memory::{Memory, Write};
 use super::ops::Carry;

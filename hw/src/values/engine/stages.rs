@@ -1,6 +1,6 @@
 //! A task from its first wait to its last signal.
 
-use super::super::memory::{Write, bytes_of, floats, ranks_of};
+use super::super::memory::{Source, Write, bytes_of, floats, ranks_of};
 use super::super::ops::{self, Carry};
 use super::super::race::Handle;
 use super::{Engine, ExecError, Next, Stage, Worker};
@@ -197,7 +197,7 @@ impl<'a> Engine<'a> {
 }
 
 /// The flag that gates a step.
-pub(super) fn step_flag(wait: &Wait, step: u32, steps: u32) -> Flag {
+pub(crate) fn step_flag(wait: &Wait, step: u32, steps: u32) -> Flag {
     let index = (u64::from(step) * u64::from(wait.count) / u64::from(steps)) as u32;
     Flag { family: wait.flag.family, slot: wait.flag.slot + index * wait.stride }
 }
