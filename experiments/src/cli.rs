@@ -65,7 +65,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
     pub threads: u64,
     /// Seed of everything random.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value = "0", value_parser = whole(0, u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
     /// Draw latencies, clocks and a late rank from the machine's noise.
     #[arg(long)]
@@ -268,7 +268,7 @@ pub struct PointArgs {
     pub case: CaseArgs,
     /// CTAs per role: compute=112,intra=4,send=8,reduce=8 (a role left out has 0), auto (tuned) or published
     /// [default: auto, published with --options published].
-    #[arg(long, help_heading = "Schedule")]
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
     pub split: Option<String>,
     /// Benchmark protocol [default: fair, published with --options published].
     #[arg(long, value_enum, help_heading = "Schedule")]
@@ -448,7 +448,7 @@ pub struct DumpArgs {
     #[command(flatten)]
     pub case: CaseArgs,
     /// Split, which is part of the hash.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "baseline")]
     pub split: Option<String>,
     /// Ranks whose tasks are written, `all` or numbers: 0,3. Default: one of each class.
     #[arg(long)]
@@ -465,7 +465,7 @@ pub struct ShowArgs {
     #[command(flatten)]
     pub case: CaseArgs,
     /// Rank whose tasks are shown.
-    #[arg(long, default_value = "0", value_parser = whole(0, 65_535))]
+    #[arg(long, default_value = "0", value_parser = whole(0, 65_535), allow_negative_numbers = true)]
     pub rank: u64,
     /// Tasks of each role.
     #[arg(long, default_value = "4", value_parser = whole(0, 1_000_000))]
@@ -526,7 +526,7 @@ pub struct CheckArgs {
     pub case: CaseArgs,
     /// CTAs per role, to be counted against the SMs: compute=112,send=8,... or published. Without, every role counts as
     /// having CTAs, and --values gives each role two.
-    #[arg(long, help_heading = "Schedule")]
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
     pub split: Option<String>,
     /// Room.
     #[command(flatten)]
@@ -624,7 +624,7 @@ pub struct DoctorArgs {
 fn whole(min: u64, max: u64) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
     move |text| {
         let allowed = || format!("allowed: a whole number from {min} to {max}");
-        text.parse().ok().filter(|value| (min..=max).contains(value)).ok_or_else(allowed)
+        shape::whole(text).filter(|value| (min..=max).contains(value)).ok_or_else(allowed)
     }
 }
 
@@ -633,7 +633,9 @@ fn size(field: &'static str) -> impl Fn(&str) -> Result<u64, String> + Clone + S
 }
 
 fn number(text: &str, min: f64, max: f64, unit: &str) -> Result<f64, String> {
-    let value: Option<f64> = text.parse().ok().filter(|value| (min..=max).contains(value));
+    // Written as people write numbers: neither "+1" nor "inf" nor " 1".
+    let plain = text.starts_with(|c: char| c.is_ascii_digit());
+    let value: Option<f64> = text.parse().ok().filter(|value| plain && (min..=max).contains(value));
     value.ok_or_else(|| format!("allowed: a number from {min} to {max}{unit}"))
 }
 

@@ -9,7 +9,10 @@ use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
 use tilewire_sim::tune::{TuneConfig, Tuned, tune};
-use tilewire_sim::{Clock, Prediction, SimError, Simulation};
+use tilewire_sim::{Clock, Execution, Prediction, SimError, Simulation};
+
+/// Memory that a simulation may need, GiB.
+const MAX_GIB: u64 = 32;
 
 /// Simulations that `auto` may spend on a split.
 const AUTO_SIMULATIONS: usize = 400;
@@ -91,6 +94,24 @@ pub fn build(case: &Case) -> Result<Schedule, ExperimentError> {
     case.kernel.build(&case.spec()).map_err(|source| ExperimentError::Build { case: case.to_string(), source })
 }
 
+/// Refuses what would not fit into memory: tasks of every skeleton, flags of every simulated rank.
+fn limit_memory(case: &Case, schedule: &Schedule) -> Result<(), ExperimentError> {
+    const TASK_BYTES: u64 = 128;
+    const FLAG_BYTES: u64 = 16;
+    let cluster = schedule.cluster;
+    let all = case.noise || case.execution == Execution::Full;
+    let nodes = if all || !schedule.symmetry.nodes { u64::from(cluster.nodes) } else { 1 };
+    let gpus = if all || !schedule.symmetry.gpus { u64::from(cluster.gpus_per_node) } else { 1 };
+    let flags: u64 = schedule.flags.iter().map(|family| u64::from(family.slots)).sum();
+    let tasks = (schedule.representatives().len() as u64).saturating_mul(case.tiles()).saturating_mul(TASK_BYTES);
+    let bytes = (nodes * gpus * FLAG_BYTES).saturating_mul(flags).saturating_add(tasks);
+    if bytes >> 30 < MAX_GIB {
+        return Ok(());
+    }
+    let problem = format!("would take some {} GiB, allowed: {MAX_GIB}; choose a smaller shape or cluster", bytes >> 30);
+    Err(ExperimentError::refused(case.to_string(), problem))
+}
+
 impl Prepared {
     /// Builds, checks and compiles.
     ///
@@ -98,6 +119,7 @@ impl Prepared {
     /// [`ExperimentError`] for shapes that do not fit and schedules that cannot run.
     pub fn new(case: &Case) -> Result<Self, ExperimentError> {
         let schedule = build(case)?;
+        limit_memory(case, &schedule)?;
         let checked = checked::check(case, &schedule)?;
         let name = case.to_string();
         let simulation = |clock| {

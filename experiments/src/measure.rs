@@ -76,12 +76,12 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         text(&experiment, &points, &rows, &file)
     };
     if progress::interrupted() && done < points.len() {
-        print!("{text}");
+        crate::print(&text)?;
         return Err(ExperimentError::Interrupted { done, points: points.len() });
     }
     let wrong = rows.iter().filter(|row| !row.is_ok()).count();
     if wrong > 0 {
-        print!("{text}");
+        crate::print(&text)?;
         let what = format!(
             "{wrong} rows with wrong outputs or errors; see columns status and outputs_wrong of {}",
             file.display()

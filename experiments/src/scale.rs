@@ -103,7 +103,7 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     if undecided == 0 {
         return Ok(text);
     }
-    print!("{text}");
+    crate::print(&text)?;
     Err(ExperimentError::Finding(format!("{undecided} of {} hypotheses do not hold or stay open", decisions.len())))
 }
 
