@@ -186,7 +186,8 @@ impl Arrays {
             .iter()
             .map(|&region| DeviceRegion { address: addresses.arenas[region.arena as usize] + region.address, ..region })
             .collect();
-        let times_bytes = program.launches.iter().map(|launch| launch.starts.len()).sum::<usize>() * size_of::<CtaTimes>();
+        let times_bytes =
+            program.launches.iter().map(|launch| launch.starts.len()).sum::<usize>() * size_of::<CtaTimes>();
         let row = |source: &Option<(u32, u64)>| source.map_or(0, |(a, offset)| addresses.arenas[a as usize] + offset);
         let sources: Vec<u64> = program.sources.iter().map(row).collect();
         Ok(Self {
@@ -426,7 +427,19 @@ impl<'a> Runner<'a> {
                 let (function, list, none) = (self.handles.function, list.as_mut_ptr(), std::ptr::null_mut());
                 // SAFETY: memory lives as long as `self`; parameters are copied by the launch.
                 check("cuLaunchKernel", unsafe {
-                    sys::cuLaunchKernel(function, blocks, 1, 1, self.program.threads, 1, 1, SMEM_BYTES, stream, list, none)
+                    sys::cuLaunchKernel(
+                        function,
+                        blocks,
+                        1,
+                        1,
+                        self.program.threads,
+                        1,
+                        1,
+                        SMEM_BYTES,
+                        stream,
+                        list,
+                        none,
+                    )
                 })?;
                 first_block += launch.starts.len();
             }
@@ -448,9 +461,8 @@ impl<'a> Runner<'a> {
         let times = self.cta_times(index)?;
         let begin = times.iter().map(|t| t.begin_ns).min().unwrap_or(0);
         let end = times.iter().map(|t| t.end_ns).max().unwrap_or(0);
-        let (cycles, ns) = times.iter().fold((0, 0), |(c, n), t| {
-            (c + (t.end_cycles - t.begin_cycles), n + (t.end_ns - t.begin_ns))
-        });
+        let (cycles, ns) =
+            times.iter().fold((0, 0), |(c, n), t| (c + (t.end_cycles - t.begin_cycles), n + (t.end_ns - t.begin_ns)));
         Ok(RunTime {
             time_us: f64::from(ms) * 1e3,
             span_us: (end - begin) as f64 * 1e-3,

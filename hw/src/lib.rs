@@ -25,6 +25,7 @@ pub mod lower;
 pub mod measure;
 pub mod memory;
 pub mod probe;
+pub mod program;
 pub mod proxy;
 pub mod reduced;
 mod samples;

@@ -41,8 +41,7 @@ pub fn samples(
             (0..count).map(|sample| experts.element(spec, inputs, mix(sample))).collect()
         }
         Problem::Attention { .. } => {
-            let merges =
-                if spec.options.word("ring") == "true_ring" { 0 } else { schedule.cluster.ranks() as u32 - 1 };
+            let merges = if spec.options.word("ring") == "true_ring" { 0 } else { schedule.cluster.ranks() as u32 - 1 };
             // Rows take long: a few of them, and many columns of each.
             let row = |sample| attended(schedule, spec, rank, inputs, mix(sample), merges);
             (0..count.div_ceil(32)).flat_map(row).collect()

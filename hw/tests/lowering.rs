@@ -21,7 +21,9 @@ impl Machine<'_> {
         for (gpu, program) in self.programs.iter().enumerate() {
             for role in &program.roles {
                 let launch = |task| launch_of(program, task);
-                left.extend((role.first_task..role.first_task + role.tasks).map(|t| (gpu, launch(t as usize), t as usize)));
+                left.extend(
+                    (role.first_task..role.first_task + role.tasks).map(|t| (gpu, launch(t as usize), t as usize)),
+                );
             }
         }
         while !left.is_empty() {
@@ -96,7 +98,7 @@ impl Machine<'_> {
     fn gather(&mut self, program: &Program, task: &DeviceTask) {
         let dst = &program.regions[task.first_region as usize];
         for row in 0..task.rows as usize {
-            let to = (dst.address as usize + row * dst.row_pitch as usize) / 2;
+            let to = dst.address as usize / 2 + row * dst.row_pitch as usize / 2;
             let elements = task.row_bytes as usize / 2;
             let data = match program.sources[task.steps as usize + row] {
                 None => vec![0; elements],
@@ -151,7 +153,9 @@ impl Machine<'_> {
                 .collect();
             let new_top = scores.iter().copied().fold(top, f32::max);
             let rescale = (top - new_top).exp();
-            o.iter_mut().for_each(|o| *o *= rescale);
+            for o in &mut o {
+                *o *= rescale;
+            }
             sum *= rescale;
             for (score, v) in scores.iter().zip(v.chunks_exact(DIM)) {
                 let p = (score - new_top).exp();
