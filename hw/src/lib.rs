@@ -24,4 +24,6 @@ pub mod memory;
 pub mod probe;
 pub mod proxy;
 pub mod reduced;
+mod samples;
+pub mod timeline;
 pub mod values;
