@@ -9,6 +9,7 @@
 //! Exit codes: 0 ok, 2 bad input (nothing written), 3 a finding, 4 hardware missing, 130 after Ctrl-C.
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod check;
 mod cli;
 mod compare;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),
         Command::Measure(args) => measure::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
