@@ -129,7 +129,7 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
     if broken.is_empty() {
         return Ok(text);
     }
-    print!("{text}");
+    crate::print(&text)?;
     Err(ExperimentError::Finding(broken.join("\n")))
 }
 

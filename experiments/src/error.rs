@@ -36,6 +36,9 @@ pub enum ExperimentError {
         /// What the system says.
         message: String,
     },
+    /// Standard output takes no more.
+    #[error("standard output: {0}")]
+    Output(String),
     /// A shape, cluster and options that do not fit together.
     #[error("{source}\n  in {case}")]
     Build {
@@ -80,6 +83,14 @@ impl ExperimentError {
     /// An argument or key that is refused.
     pub fn refused(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Refused { place: place.into(), problem: problem.into() }
+    }
+
+    /// A case that is refused, at the place in an experiment file that asks for it.
+    pub fn at(self, place: &str) -> Self {
+        match self {
+            Self::Build { .. } | Self::Sim { .. } => Self::refused(place, self.to_string()),
+            other => other,
+        }
     }
 
     /// A failed write.

@@ -74,12 +74,12 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
     let text =
         if args.json { json_text(&experiment, points, &rows, &file) } else { text(&experiment, points, &rows, &file) };
     if progress::interrupted() && rows.len() < points {
-        print!("{text}");
+        crate::print(&text)?;
         return Err(ExperimentError::Interrupted { done: rows.len(), points });
     }
     let wrong = rows.iter().filter(|row| !row.is_ok()).count();
     if wrong > 0 {
-        print!("{text}");
+        crate::print(&text)?;
         let what = format!(
             "{wrong} rows with wrong outputs or errors; see columns status and outputs_wrong of {}",
             file.display()

@@ -1,7 +1,8 @@
 //! A measured row: the columns that it shares with a sweep, what the clock showed, and everything it was made with.
 
+use crate::checked::Checks;
 use crate::error::ExperimentError;
-use crate::plan::{Case, Draft, assignment};
+use crate::plan::{Case, Draft, assignments};
 use crate::shape;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -286,7 +287,8 @@ impl MeasuredRow {
             .filter(|name| !self.text(name).is_empty())
             .map(|name| self.text(name).parse().map(|value| (name, value)).map_err(|_| format!("{name} is no number")))
             .collect::<Result<_, _>>()?;
-        let options = self.text("options").split(';').filter(|text| !text.is_empty());
+        let options: Vec<String> =
+            self.text("options").split(';').filter(|text| !text.is_empty()).map(str::to_owned).collect();
         let clock = match self.text("clock") {
             "sustained" => Clock::Sustained,
             "cold" => Clock::Cold,
@@ -297,7 +299,7 @@ impl MeasuredRow {
             cluster: format!("{}-{}", self.text("cluster"), self.text("machine")),
             shape,
             set: if self.text("option_set") == "published" { OptionSet::Published } else { OptionSet::Tilewire },
-            overrides: options.map(assignment).collect::<Result<_, _>>().map_err(|refusal| refusal.problem)?,
+            overrides: assignments(&options).map_err(|refusal| refusal.problem)?,
             split: Some(self.split()?.to_string()),
             protocol: Some(crate::cli::ProtocolArg::Fair),
             baseline: self.text("form") == "unfused",
@@ -305,6 +307,7 @@ impl MeasuredRow {
             noise: false,
             execution: Execution::Folded,
             clock: Some(clock),
+            checks: Checks::default(),
         })
     }
 }

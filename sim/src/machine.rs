@@ -394,7 +394,7 @@ pub enum MachineError {
         message: String,
     },
     /// A value out of range.
-    #[error("{place}: {name} = {value}, allowed: {allowed}")]
+    #[error("{place}: {name} = {value:?}, allowed: {allowed}")]
     Range {
         /// File, line, column.
         place: String,
