@@ -1,11 +1,11 @@
 //! The one place that builds schedules and calls the checker and the simulator.
 
+use crate::checked::{self, Checked};
 use crate::error::ExperimentError;
 use crate::plan::{Case, SplitChoice};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use tilewire_kernels::check::{Finding, Severity, check_fatal, has_fatal};
 use tilewire_kernels::encode::Hashed;
 use tilewire_kernels::{RoleSplit, Schedule};
 use tilewire_sim::compile::Form;
@@ -28,8 +28,8 @@ pub struct Prepared {
     /// The same with a cold card, where the protocol's loop decides.
     cold: Option<Simulation>,
     clock: Clock,
-    /// Hazards that the checker reports.
-    pub hazards: usize,
+    /// What the checker found.
+    checked: Checked,
     /// Made when the first row asks for it.
     hashed: OnceLock<Hashed>,
     name: String,
@@ -71,8 +71,13 @@ pub struct Answer {
     /// The prediction.
     #[serde(flatten)]
     pub prediction: Prediction,
-    /// Hazards of the schedule.
-    pub hazards: usize,
+    /// Fatal findings of the checker that it was run in spite of.
+    pub fatal: usize,
+    /// Hazards of the schedule; none where races were not looked for.
+    pub hazards: Option<usize>,
+    /// Hazards that the checker sees without looking for races.
+    #[serde(skip)]
+    pub hazards_seen: usize,
     /// Hash of the schedule with its split.
     pub schedule_hash: String,
 }
@@ -91,25 +96,6 @@ pub const fn clock_name(clock: Clock) -> &'static str {
 /// [`ExperimentError::Build`].
 pub fn build(case: &Case) -> Result<Schedule, ExperimentError> {
     case.kernel.build(&case.spec()).map_err(|source| ExperimentError::Build { case: case.to_string(), source })
-}
-
-/// Findings of the checker that depend on no split.
-///
-/// # Errors
-/// [`ExperimentError::Finding`] when one of them is fatal.
-pub fn hazards(case: &Case, schedule: &Schedule) -> Result<usize, ExperimentError> {
-    let findings = check_fatal(schedule, None);
-    if has_fatal(&findings) {
-        return Err(ExperimentError::Finding(fatal_text(case, &findings)));
-    }
-    Ok(findings.iter().filter(|finding| finding.severity == Severity::Hazard).count())
-}
-
-fn fatal_text(case: &Case, findings: &[Finding]) -> String {
-    let fatal: Vec<&Finding> = findings.iter().filter(|finding| finding.severity == Severity::Fatal).collect();
-    let first = fatal.first().map_or_else(String::new, ToString::to_string);
-    let more = if fatal.len() > 1 { format!("\n  and {} more", fatal.len() - 1) } else { String::new() };
-    format!("{first}\n  in {case}{more}")
 }
 
 /// Refuses what would not fit into memory: tasks of every skeleton, flags of every simulated rank.
@@ -138,7 +124,7 @@ impl Prepared {
     pub fn new(case: &Case) -> Result<Self, ExperimentError> {
         let schedule = build(case)?;
         limit_memory(case, &schedule)?;
-        let hazards = hazards(case, &schedule)?;
+        let checked = checked::check(case, &schedule)?;
         let name = case.to_string();
         let simulation = |clock| {
             Simulation::new(&schedule, &case.target.machine, &case.config(clock))
@@ -147,7 +133,7 @@ impl Prepared {
         let clock = case.clock.unwrap_or_default();
         let cold = if case.clock.is_none() { Some(simulation(Clock::Cold)?) } else { None };
         let simulation = simulation(clock)?;
-        Ok(Self { schedule, simulation, cold, clock, hazards, hashed: OnceLock::new(), name })
+        Ok(Self { schedule, simulation, cold, clock, checked, hashed: OnceLock::new(), name })
     }
 
     /// Checks that a split fits the machine and gives every role with work a CTA, and no other.
@@ -195,7 +181,9 @@ impl Prepared {
             seed: case.seed,
             noise: case.noise,
             prediction,
-            hazards: self.hazards,
+            fatal: self.checked.fatal,
+            hazards: self.checked.hazards,
+            hazards_seen: self.checked.seen,
             schedule_hash: self.hashed.get_or_init(|| Hashed::new(&self.schedule)).with(split).to_string(),
         })
     }

@@ -2,6 +2,7 @@
 
 use crate::data::DataError;
 use std::path::{Path, PathBuf};
+use tilewire_hw::device::HwError;
 use tilewire_kernels::BuildError;
 use tilewire_sim::SimError;
 
@@ -57,6 +58,17 @@ pub enum ExperimentError {
     /// A claim that does not hold, or a schedule with fatal findings.
     #[error("{0}")]
     Finding(String),
+    /// No hardware here.
+    #[error("{0}; nothing was run or written; `tilewire doctor` says what is here")]
+    NoHardware(HwError),
+    /// What the hardware, or its backend, did not do.
+    #[error("{source}\n  in {case}")]
+    Hardware {
+        /// The case.
+        case: String,
+        /// The backend's words.
+        source: HwError,
+    },
     /// Ctrl-C.
     #[error("interrupted: {done} of {points} points are done, their rows are kept")]
     Interrupted {
@@ -86,10 +98,13 @@ impl ExperimentError {
         Self::Write { path: path.to_owned(), message: error.to_string() }
     }
 
-    /// 2 for input, 3 for a finding, 130 after Ctrl-C. 4, hardware missing, belongs to the commands that need some.
+    /// 2 for input, 3 for a finding, 4 for missing or failing hardware, 130 after Ctrl-C.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Finding(_) | Self::Sim { source: SimError::Stuck { .. }, .. } => 3,
+            Self::Finding(_)
+            | Self::Sim { source: SimError::Stuck { .. }, .. }
+            | Self::Hardware { source: HwError::Stuck(_), .. } => 3,
+            Self::NoHardware(_) | Self::Hardware { source: HwError::Cuda { .. }, .. } => 4,
             Self::Interrupted { .. } => 130,
             _ => 2,
         }

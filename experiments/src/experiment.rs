@@ -45,6 +45,7 @@
 //! at_least = 1.1
 //! ```
 
+use crate::checked::Checks;
 use crate::cli::ProtocolArg;
 use crate::document::{Document, Node, Table};
 use crate::error::ExperimentError;
@@ -254,6 +255,7 @@ impl Experiment {
             noise,
             execution,
             clock,
+            checks: Checks::default(),
         };
         axes.for_each(&base, source, |draft, case| experiment.add(case, draft, &splits, source, &split_node))?;
         if experiment.points() == 0 {
@@ -285,6 +287,13 @@ impl Experiment {
         claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
         table.finish()?;
         Ok(hypothesis)
+    }
+
+    /// The same points, with what is asked of the checker.
+    #[must_use]
+    pub fn checked(mut self, checks: Checks) -> Self {
+        self.groups.iter_mut().for_each(|group| group.case.checks = checks);
+        self
     }
 
     /// Cases with their splits, in order.

@@ -10,7 +10,10 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod checked;
 mod cli;
+mod compare;
+mod compare_plots;
 #[allow(dead_code, reason = "comparisons and calibration read the rest of it")]
 mod data;
 mod doctor;
@@ -20,6 +23,8 @@ mod error;
 mod experiment;
 mod figures;
 mod in_order;
+mod measure;
+mod measure_row;
 mod plan;
 mod plot;
 mod predict;
@@ -56,6 +61,8 @@ fn main() -> ExitCode {
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),
+        Command::Measure(args) => measure::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
     match result.and_then(|text| print(&text)) {

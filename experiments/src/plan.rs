@@ -9,6 +9,7 @@
 //! A [`Refusal`] names the part of the draft that is wrong; the flags and the experiment file each know where that part
 //! was written.
 
+use crate::checked::Checks;
 use crate::cli::{CaseArgs, ClockArg, PointArgs, ProtocolArg};
 use crate::data::{Data, DataError, EffectiveSplit, System, read_machine};
 use crate::error::ExperimentError;
@@ -157,6 +158,8 @@ pub struct Draft {
     pub execution: Execution,
     /// How warm the card is; none: as the protocol's loops leave it.
     pub clock: Option<Clock>,
+    /// What is asked of the checker.
+    pub checks: Checks,
 }
 
 /// One prediction, every name looked up.
@@ -188,6 +191,8 @@ pub struct Case {
     pub execution: Execution,
     /// How warm the card is; none: as the protocol's loop leaves it.
     pub clock: Option<Clock>,
+    /// What is asked of the checker.
+    pub checks: Checks,
     /// Fields of the shape that were not given.
     pub defaults: Vec<(&'static str, u64)>,
 }
@@ -407,6 +412,7 @@ impl Draft {
             noise: self.noise,
             execution: self.execution,
             clock: self.clock.or((protocol == Protocol::Fair).then_some(Clock::Sustained)),
+            checks: self.checks,
             defaults,
         })
     }
@@ -563,6 +569,7 @@ impl CaseArgs {
             noise: false,
             execution: Execution::Folded,
             clock: None,
+            checks: Checks::default(),
         })
     }
 
@@ -582,6 +589,7 @@ impl PointArgs {
             noise: self.run.noise,
             execution: self.run.execution.execution(),
             clock: self.run.clock.map(ClockArg::clock),
+            checks: self.run.checks.checks(),
             ..self.case.draft()?
         };
         draft.resolve(source).map_err(flagged)

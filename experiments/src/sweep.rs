@@ -51,7 +51,7 @@ pub struct Summary {
 pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     crate::threads(args.threads)?;
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
-    let experiment = Experiment::read(&args.file, &source)?;
+    let experiment = Experiment::read(&args.file, &source)?.checked(args.checks.checks());
     if experiment.study.is_some() {
         let file = args.file.display().to_string();
         return Err(ExperimentError::refused(file, "has [[hypothesis]]; run it with `tilewire scale`"));

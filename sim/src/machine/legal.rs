@@ -35,6 +35,8 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("domain_gpus", 1.0, 1024.0, true),
     ("oversubscription", 1.0, 1000.0, false),
     ("add_link_bytes_per_byte", 0.1, 100.0, false),
+    ("store_steps", 0.0, 1024.0, true),
+    ("move_crowd_per_cta", 0.0, 1.0, false),
 ];
 
 /// Units at the end of a name. A rate below a hundredth moves nothing in any time that somebody waits for.
