@@ -198,11 +198,13 @@ fn values_text(values: &Values) -> String {
     }
     match &trials.failure {
         None => {
-            let _ = writeln!(text, "values: right in all {} trials, {} kinds of races", trials.passed, trials.races.len());
+            let _ =
+                writeln!(text, "values: right in all {} trials, {} kinds of races", trials.passed, trials.races.len());
         }
         Some((scheduler, seed, error)) => {
             let _ = writeln!(text, "values: {error}");
-            let _ = writeln!(text, "  once more: the same with --scheduler {} --seed {seed} --seeds 1", scheduler.name());
+            let _ =
+                writeln!(text, "  once more: the same with --scheduler {} --seed {seed} --seeds 1", scheduler.name());
         }
     }
     text
