@@ -60,6 +60,9 @@ pub enum HostError {
         /// Names of the first missing words.
         words: Vec<String>,
     },
+    /// An exercise of the wire.
+    #[error(transparent)]
+    Exercise(#[from] crate::transport::exercise::ExerciseError),
     /// Something that the host device does not do.
     #[error("the host device does not do {what}")]
     Unsupported {

@@ -151,7 +151,12 @@ impl Pair<'_> {
                     on_way += 1;
                 }
             }
-            for event in self.poll(&mut since, total, rounds)? {
+            let events = self.poll(&mut since, total, rounds)?;
+            if events.is_empty() {
+                // Values are what counts here: the kernel may need this core to carry them.
+                std::thread::yield_now();
+            }
+            for event in events {
                 match event {
                     Event::Sent(_) => on_way -= 1,
                     Event::Arrived(word) => self.segment.word(word).store(1, Ordering::Release),

@@ -47,6 +47,9 @@ unsafe impl Send for Device {}
 // SAFETY: as above; the handles are never written after they are made.
 unsafe impl Sync for Device {}
 
+/// What a context without a post function would return: ENOSYS.
+pub(super) const NOT_THERE: c_int = 38;
+
 pub(super) fn failed(call: &'static str, what: impl Into<String>, error: io::Error) -> TransportError {
     TransportError::Call { call, what: what.into(), error }
 }
