@@ -236,7 +236,8 @@ fn run_once(
         Watched::Stuck if blocked.is_empty() => Err(run.pending(done.load(Ordering::Acquire))),
         Watched::Stuck => {
             let left = run.launches.iter().map(|left| left.load(Ordering::Acquire) as u64).sum();
-            Err(ExecError::Stuck { run: number, seed: config.seed, left, blocked }.into())
+            let puts = run.pushed.load(Ordering::Acquire) - done.load(Ordering::Acquire);
+            Err(ExecError::Stuck { run: number, seed: config.seed, left, puts, blocked }.into())
         }
         Watched::Stopped => {
             let error = session.failure().unwrap_or_else(|| unreachable!("a stop has a cause"));

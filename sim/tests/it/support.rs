@@ -206,7 +206,7 @@ impl Toy {
 }
 
 pub fn role(kind: RoleKind, claim: Claim) -> Role {
-    Role { kind, ctas: CtaCount::FromSplit, lanes: 1, claim, recycle: None }
+    Role::new(kind, claim)
 }
 
 pub fn compute() -> Role {
