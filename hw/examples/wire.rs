@@ -231,7 +231,7 @@ fn values(session: &Session, keys: &Keys) -> Result<(), HostError> {
 
 /// Rounds with values checked, or latency and bandwidth, between rank r and its counterpart on the other node.
 fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError> {
-    const SLOTS: u32 = 16;
+    const SLOTS: u32 = 64;
     const PAYLOAD: u64 = 4 << 20;
     let cluster = keys.cluster().map_err(failed)?;
     if cluster.nodes != 2 {
