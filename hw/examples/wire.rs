@@ -4,7 +4,7 @@
 //! is one rank, whose number comes from its launcher (mpirun, srun, or `spawn`). Keys, with what they are by default:
 //! `cluster=2x2`, `node=all` (or a number: only that node's ranks are started here), `address=127.0.0.1:7311`,
 //! `transport=loopback` (or `verbs-rc`), `proxies=1`, `dir=/dev/shm`, `patience_s=20`, `silence_s=10`, `runs=2`,
-//! `other_build=` (the version that the last node claims), `spoil=0`, `rounds=10000`, `bytes=256`, `writes=200`, `fifo=64`, `devices=` (one for each node), `gid_index=`, `kernel=all`, `delay_ms=0`.
+//! `other_build=` (the version that the last node claims), `spoil=0`, `rounds=10000`, `bytes=256`, `writes=200`, `fifo=64`, `devices=` (one for each node), `gid_index=`, `timeout=14`, `retries=7`, `kernel=all`, `delay_ms=0`.
 //! The secret is `TILEWIRE_SECRET`. WHAT is `values`, `rounds`, `speed` or `hold`.
 
 #[path = "../../kernels/tests/small/mod.rs"]
@@ -166,6 +166,7 @@ fn verbs(session: &Session, keys: &Keys, own: Arc<Segment>, proxies: u16) -> Res
         device,
         gid_index: keys.0.get("gid_index").map(|text| text.parse()).transpose().map_err(failed)?,
         timeout: keys.number("timeout", default.timeout).map_err(failed)?,
+        retries: keys.number("retries", default.retries).map_err(failed)?,
         ..default
     };
     let peers: Vec<u32> =
@@ -248,7 +249,8 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
     let mut wires = wires(session, keys, &segments).inspect_err(|error| session.abort(&error.to_string()))?;
     let segment = segments[me as usize].clone().ok_or_else(|| failed("no own segment"))?;
     let patience = Duration::from_secs(keys.number("patience_s", 20).map_err(failed)?);
-    let mut pair = Pair { session, segment: &segment, data, transport: wires.transports[0].as_mut(), peer, patience };
+    let mut pair =
+        Pair { session, segment: &segment, data, transport: wires.transports[0].as_mut(), peer, patience, idle: 0 };
     session.barrier()?;
     let result: Result<String, HostError> = (|| {
         if what == "rounds" {
