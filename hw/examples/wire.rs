@@ -18,12 +18,11 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
-use tilewire_hw::bootstrap::{Join, Place, Session, VERSION, fresh_secret, place};
-use tilewire_hw::host::{HostConfig, HostError, Setup, Wires, run_rank, share};
+use tilewire_hw::bootstrap::{Join, Session, VERSION, fresh_secret, place};
+use tilewire_hw::host::{HostConfig, HostError, Setup, Wire, Wires, run_rank, share};
+use tilewire_hw::transport::Notice;
 use tilewire_hw::transport::exercise::Pair;
-use tilewire_hw::transport::loopback::Loopback;
 use tilewire_hw::transport::segment::{Layout, Segment};
-use tilewire_hw::transport::{Notice, Order, Transport};
 use tilewire_kernels::{Cluster, Fabric, KERNELS, OptionSet};
 
 type Failure = Box<dyn Error>;
@@ -140,26 +139,20 @@ fn failed(error: impl ToString) -> HostError {
 
 /// Connects this rank to those of other nodes.
 fn wires(session: &Session, keys: &Keys, segments: &[Option<Arc<Segment>>]) -> Result<Wires, HostError> {
-    let Place { rank, .. } = session.place();
-    let own = segments[rank as usize].clone().ok_or_else(|| failed("no own segment"))?;
     let proxies: u16 = keys.number("proxies", 1).map_err(failed)?;
-    match keys.text("transport", "loopback").as_str() {
-        "loopback" => {
-            let proxy = |_| -> Box<dyn Transport> { Box::new(Loopback::new(own.clone(), segments.to_vec(), None)) };
-            Ok(Wires { order: Order::Queue, transports: (0..proxies).map(proxy).collect() })
-        }
-        "verbs-rc" => verbs(session, keys, own, proxies),
-        other => Err(failed(format!("transport={other}; loopback or verbs-rc"))),
-    }
+    let cluster = keys.cluster().map_err(failed)?;
+    let wire = match keys.text("transport", "loopback").as_str() {
+        "loopback" => Wire::Loopback(None),
+        "verbs-rc" => verbs(cluster.rank(session.place().rank as usize).node, keys)?,
+        other => return Err(failed(format!("transport={other}; loopback or verbs-rc"))),
+    };
+    wire.connect(session, cluster, segments, proxies)
 }
 
 #[cfg(feature = "rdma")]
-fn verbs(session: &Session, keys: &Keys, own: Arc<Segment>, proxies: u16) -> Result<Wires, HostError> {
-    use tilewire_hw::transport::verbs::{Card, Device, VerbsConfig, rc};
+fn verbs(node: u16, keys: &Keys) -> Result<Wire, HostError> {
+    use tilewire_hw::transport::verbs::VerbsConfig;
     let default = VerbsConfig::default();
-    let cluster = keys.cluster().map_err(failed)?;
-    let me = session.place().rank;
-    let node = cluster.rank(me as usize).node;
     let devices = keys.text("devices", "");
     let device = devices.split(',').nth(usize::from(node)).filter(|name| !name.is_empty()).map(str::to_owned);
     let config = VerbsConfig {
@@ -169,19 +162,11 @@ fn verbs(session: &Session, keys: &Keys, own: Arc<Segment>, proxies: u16) -> Res
         retries: keys.number("retries", default.retries).map_err(failed)?,
         ..default
     };
-    let peers: Vec<u32> =
-        (0..cluster.ranks() as u32).filter(|&peer| cluster.rank(peer as usize).node != node).collect();
-    let (unconnected, card) = rc::prepare(Device::open(&config, own)?, &config, me, &peers, proxies)?;
-    let cards = session.exchange(&serde_json::to_vec(&card).map_err(failed)?)?;
-    let cards: Vec<Card> =
-        cards.iter().map(|card| serde_json::from_slice(card)).collect::<Result<_, _>>().map_err(failed)?;
-    let wires = unconnected.connect(&cards, keys.number("spoil", 0).map_err(failed)?)?;
-    session.barrier()?;
-    Ok(wires)
+    Ok(Wire::VerbsRc { config, spoil: keys.number("spoil", 0).map_err(failed)? })
 }
 
 #[cfg(not(feature = "rdma"))]
-fn verbs(_: &Session, _: &Keys, _: Arc<Segment>, _: u16) -> Result<Wires, HostError> {
+fn verbs(_: u16, _: &Keys) -> Result<Wire, HostError> {
     Err(failed("RDMA in this build; build with --features rdma"))
 }
 
@@ -272,12 +257,9 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
         let median = times[times.len() / 2];
         session.barrier()?;
         let mut text = format!("latency_us {median:.2}");
-        for bytes in [65_536u32, 1 << 20] {
-            let count = keys.number("writes", 200).map_err(failed)?;
-            let rate = pair.bandwidth(bytes, count, 1)?;
-            session.barrier()?;
-            let _ = write!(text, " bandwidth_{bytes}_mib_s {:.2}", rate / f64::from(1 << 20));
-        }
+        let rate = pair.bandwidth(1 << 20, keys.number("writes", 200).map_err(failed)?, 1)?;
+        session.barrier()?;
+        let _ = write!(text, " bandwidth_1048576_mib_s {:.2}", rate / f64::from(1 << 20));
         Ok(text)
     })();
     match result {

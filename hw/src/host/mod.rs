@@ -16,9 +16,11 @@ mod plan;
 mod run;
 mod share;
 mod watch;
+mod wire;
 
 pub use run::{HostConfig, RankReport, Setup, Wires, run_rank, run_threads};
 pub use share::share;
+pub use wire::Wire;
 
 use crate::bootstrap::BootstrapError;
 use crate::transport::TransportError;
