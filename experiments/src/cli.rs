@@ -335,6 +335,12 @@ pub struct MeasureArgs {
     /// Where compiled device code is kept [default: tilewire in the user's cache directory].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
+    /// What executes: the GPU here, or CPU threads, one process per rank.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Gpu)]
+    pub device: DeviceArg,
+    /// Ranks that are processes.
+    #[command(flatten)]
+    pub host: HostArgs,
     /// Data.
     #[command(flatten)]
     pub data: DataArgs,
@@ -361,6 +367,46 @@ pub struct CalibrateArgs {
     /// Data; the machine is what is not fitted [default: h200-1gpu].
     #[command(flatten)]
     pub data: DataArgs,
+}
+
+/// What executes a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// The GPU of this machine.
+    Gpu,
+    /// CPU threads: proves values and the wire, not speed.
+    Host,
+}
+
+/// What carries puts of the host device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Carrier {
+    /// Copies on one host.
+    Loopback,
+    /// InfiniBand or RoCE; in builds with the feature `rdma`.
+    VerbsRc,
+    /// EFA; in builds with the feature `rdma`. It has not met hardware.
+    VerbsSrd,
+}
+
+/// How ranks that are processes find each other.
+#[derive(Args, Debug)]
+pub struct HostArgs {
+    /// With --device host: start every rank here, without mpirun or srun.
+    #[arg(long)]
+    pub spawn: bool,
+    /// With --device host: what carries puts.
+    #[arg(long, value_enum, default_value_t = Carrier::Loopback)]
+    pub transport: Carrier,
+    /// With --device host: where rank 0 listens.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7311")]
+    pub address: String,
+    /// With --device host: RDMA device of each node, or one for all [default: the first active one].
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub nics: Vec<String>,
+    /// With --device host: proxy threads of a rank.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = whole(1, 64))]
+    pub proxies: u64,
 }
 
 /// `compare`.

@@ -176,7 +176,7 @@ fn jobs(experiment: &Experiment, on_card: u32, unchecked: bool) -> Result<Vec<Jo
     jobs.into_iter().collect()
 }
 
-fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Result<String, ExperimentError> {
+pub(crate) fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Result<String, ExperimentError> {
     if unchecked {
         return Ok("unchecked".into());
     }
@@ -190,7 +190,7 @@ fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Result<String
     )))
 }
 
-fn splits(group: &Group) -> Result<Vec<RoleSplit>, ExperimentError> {
+pub(crate) fn splits(group: &Group) -> Result<Vec<RoleSplit>, ExperimentError> {
     let split = |split: &SplitChoice| match split {
         SplitChoice::Fixed(split) => Ok(*split),
         SplitChoice::Auto => Prepared::new(&group.case)?.split(&group.case),
