@@ -164,14 +164,13 @@ struct Arrays {
     sources: DeviceMemory,
     /// By run of a batch, launch and block.
     times: DeviceMemory,
-    /// Of one run.
-    times_bytes: usize,
-    /// By task of the last run, when they are recorded.
+    /// By task, when they are recorded.
     stamps: Option<DeviceMemory>,
 }
 
 impl Arrays {
     fn new(program: &Program, addresses: &Addresses) -> Result<Self, HwError> {
+        let base = |arena: u32| addresses.arenas[arena as usize];
         let signals: Vec<DeviceSignal> = program
             .signals
             .iter()
@@ -184,11 +183,9 @@ impl Arrays {
         let regions: Vec<DeviceRegion> = program
             .regions
             .iter()
-            .map(|&region| DeviceRegion { address: addresses.arenas[region.arena as usize] + region.address, ..region })
+            .map(|&region| DeviceRegion { address: base(region.arena) + region.address, ..region })
             .collect();
-        let times_bytes =
-            program.launches.iter().map(|launch| launch.starts.len()).sum::<usize>() * size_of::<CtaTimes>();
-        let row = |source: &Option<(u32, u64)>| source.map_or(0, |(a, offset)| addresses.arenas[a as usize] + offset);
+        let row = |source: &Option<(u32, u64)>| source.map_or(0, |(arena, offset)| base(arena) + offset);
         let sources: Vec<u64> = program.sources.iter().map(row).collect();
         Ok(Self {
             tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
@@ -202,21 +199,15 @@ impl Arrays {
                 .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
                 .collect::<Result<_, _>>()?,
             sources: DeviceMemory::of::<u64>(&sources)?,
-            times: DeviceMemory::new(MAX_BATCH * times_bytes)?,
-            times_bytes,
+            times: DeviceMemory::new(MAX_BATCH * blocks(program) * size_of::<CtaTimes>())?,
             stamps: None,
         })
     }
-
-    /// Where the `index`-th run of a batch leaves its times.
-    const fn times_of(&self, index: usize) -> u64 {
-        self.times.address + (index * self.times_bytes) as u64
-    }
 }
 
-/// Blocks of the largest launch.
+/// Blocks of all launches.
 fn blocks(program: &Program) -> usize {
-    program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0)
+    program.launches.iter().map(|launch| launch.starts.len()).sum()
 }
 
 impl<'a> Runner<'a> {
@@ -291,13 +282,12 @@ impl<'a> Runner<'a> {
 
     fn prepare(&mut self, program: Program) -> Result<(), HwError> {
         let base = |arena: u32| self.addresses.arenas[arena as usize];
-        let buffers = self.schedule.buffers.len().max(1) as u32;
         let posting = |put: crate::lower::PutCopy| Posting {
             src: base(put.src.0) + put.src.1,
             dst: base(put.dst.0) + put.dst.1,
             bytes: put.bytes,
             queue: put.queue,
-            link: put.src.0 / buffers,
+            link: put.src.0 / self.schedule.buffers.len().max(1) as u32,
             arrived: self.addresses.word(put.arrived.0, put.arrived.1),
             sent: put.sent.map_or(0, |sent| self.addresses.word(program.gpu, sent)),
         };
@@ -383,7 +373,7 @@ impl<'a> Runner<'a> {
             let proxy = (self.puts > 0).then(|| scope.spawn(serve));
             let go = start();
             let ended = if go { self.launch_and_wait(count) } else { Ok(()) };
-            stop.store(true, Ordering::Relaxed);
+            stop.store(true, Ordering::Release);
             let served = proxy.map_or(Ok(()), |proxy| proxy.join().expect("the proxy does not panic"));
             ended.and(served).and_then(|()| self.proxy.drain()).map(|()| go)
         });
@@ -395,13 +385,13 @@ impl<'a> Runner<'a> {
 
     fn launch_and_wait(&self, count: usize) -> Result<(), HwError> {
         let stream = self.stream.0;
+        let mut first_block = 0;
         for (index, [begin, end]) in self.handles.events.iter().enumerate().take(count) {
             if index > 0 {
                 self.clear_words()?;
             }
             // SAFETY: events and stream live as long as `self`.
             check("cuEventRecord", unsafe { sys::cuEventRecord(*begin, stream) })?;
-            let mut first_block = 0;
             for (launch, starts) in self.program.launches.iter().zip(&self.memory.starts) {
                 let mut parameters = Parameters {
                     tasks: self.memory.tasks.address,
@@ -414,7 +404,7 @@ impl<'a> Runner<'a> {
                     words: self.words.address,
                     fifo: self.fifo.address + (index * (self.puts + 1) * 8) as u64,
                     blocked: self.blocked.address,
-                    times: self.memory.times_of(index) + (first_block * size_of::<CtaTimes>()) as u64,
+                    times: self.memory.times.address + (first_block * size_of::<CtaTimes>()) as u64,
                     stamps: self.memory.stamps.as_ref().map_or(0, |stamps| stamps.address),
                     fifo_head: self.program.words,
                     run: self.run + index as u32,
@@ -423,23 +413,11 @@ impl<'a> Runner<'a> {
                 };
                 let mut list: [*mut c_void; 2] =
                     [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
-                let blocks = launch.starts.len() as u32;
+                let (blocks, threads) = (launch.starts.len() as u32, self.program.threads);
                 let (function, list, none) = (self.handles.function, list.as_mut_ptr(), std::ptr::null_mut());
                 // SAFETY: memory lives as long as `self`; parameters are copied by the launch.
                 check("cuLaunchKernel", unsafe {
-                    sys::cuLaunchKernel(
-                        function,
-                        blocks,
-                        1,
-                        1,
-                        self.program.threads,
-                        1,
-                        1,
-                        SMEM_BYTES,
-                        stream,
-                        list,
-                        none,
-                    )
+                    sys::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, SMEM_BYTES, stream, list, none)
                 })?;
                 first_block += launch.starts.len();
             }
@@ -470,10 +448,10 @@ impl<'a> Runner<'a> {
         })
     }
 
-    /// Of the `index`-th run of the last batch: all launches, block by block.
+    /// Of the `index`-th run of the last batch, all launches, block by block.
     fn cta_times(&self, index: usize) -> Result<Vec<CtaTimes>, HwError> {
-        let bytes = self.memory.times_bytes;
-        self.memory.times.read_at(index * bytes, bytes / size_of::<CtaTimes>())
+        let blocks = blocks(&self.program);
+        self.memory.times.read_at(index * blocks * size_of::<CtaTimes>(), blocks)
     }
 
     /// From now on, runs record when each task went on, or no longer do. It costs a few stores per task.
@@ -487,15 +465,15 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// The tasks of the last [`Runner::run`], in the order in which they were taken; empty unless [`Runner::record`] was
-    /// on.
+    /// The tasks of the last [`Runner::run`], in the order in which they were taken; empty unless [`Runner::record`] was on.
     ///
     /// # Errors
     /// [`HwError::Cuda`].
     pub fn timeline(&self) -> Result<Vec<TaskTime>, HwError> {
         let Some(stamps) = &self.memory.stamps else { return Ok(Vec::new()) };
         let stamps: Vec<Stamps> = stamps.read(self.program.tasks.len())?;
-        Ok(timeline::task_times(&self.program, &stamps, &self.cta_times(0)?))
+        let times = self.cta_times(0)?;
+        Ok(timeline::task_times(&self.program, &stamps, &times))
     }
 
     /// What the CTAs wait for, as they last wrote it down.

@@ -226,12 +226,12 @@ impl Proxy {
         self.pacing
     }
 
-    /// Carries out the puts of a run, whose commands come in these slots, until all have landed or `stop` is set with some
-    /// never asked for.
+    /// Carries out the puts of a run, whose commands come in these slots, until all have landed or `stop` is set with
+    /// some never asked for.
     pub(crate) fn serve(
         &self,
         fifo: &SharedMemory,
-        mut slots: Range<usize>,
+        slots: Range<usize>,
         run: u32,
         postings: &[Posting],
         stop: &AtomicBool,
@@ -240,19 +240,20 @@ impl Proxy {
         let mut links = vec![Instant::now(); postings.iter().map(|put| put.link as usize + 1).max().unwrap_or(0)];
         let mut flying: Vec<VecDeque<Flying>> = self.queues.iter().map(|_| VecDeque::new()).collect();
         let mut sent: HashMap<u64, u32> = HashMap::new();
-        while !slots.is_empty() || flying.iter().any(|queue| !queue.is_empty()) {
+        let mut slot = slots.start;
+        while slot < slots.end || flying.iter().any(|queue| !queue.is_empty()) {
             // Before the look at the FIFO: what a launch asked for before it ended is there.
             let stopped = stop.load(Ordering::Acquire);
-            let command: u64 = if slots.is_empty() { 0 } else { fifo.get(slots.start) };
+            let command: u64 = if slot < slots.end { fifo.get(slot) } else { 0 };
             if command >> 32 == u64::from(run) {
                 std::sync::atomic::fence(Ordering::Acquire);
                 let put = postings[(command & u64::from(u32::MAX)) as usize - 1];
-                slots.start += 1;
+                slot += 1;
                 let number = usize::from(put.queue) % self.queues.len();
                 if let Some(lands) = self.post(&put, number, &mut links[put.link as usize])? {
                     flying[number].push_back(lands);
                 }
-            } else if stopped && !slots.is_empty() {
+            } else if stopped && slot < slots.end {
                 return Ok(());
             }
             for (number, queue) in flying.iter_mut().enumerate() {

@@ -20,10 +20,8 @@ impl Machine<'_> {
         let mut left: Vec<(usize, usize, usize)> = Vec::new();
         for (gpu, program) in self.programs.iter().enumerate() {
             for role in &program.roles {
-                let launch = |task| launch_of(program, task);
-                left.extend(
-                    (role.first_task..role.first_task + role.tasks).map(|t| (gpu, launch(t as usize), t as usize)),
-                );
+                let tasks = (role.first_task..role.first_task + role.tasks).map(|task| task as usize);
+                left.extend(tasks.map(|task| (gpu, launch_of(program, task), task)));
             }
         }
         while !left.is_empty() {

@@ -88,14 +88,21 @@ DEVICE void stamp_end(const Program& p, u32 index) {
   if (p.stamps != nullptr) p.stamps[index].end = clock_cycles();
 }
 
+// One fence releases all flags of a task: a release per flag would wait for the one before it each time.
 DEVICE void signal(const Program& p, const Task& task) {
+  if (task.signals == 0) return;
+  if (p.peers) {
+    fence_system();
+  } else {
+    fence_gpu();
+  }
   for (u32 i = 0; i < task.signals; ++i) {
     const Signal s = p.signals[task.first_signal + i];
     u32* flag = reinterpret_cast<u32*>(s.address);
     if (s.remote) {
-      flag_add_release_system(flag, s.add);
+      flag_add_relaxed_system(flag, s.add);
     } else {
-      flag_add_release(flag, s.add);
+      flag_add_relaxed(flag, s.add);
     }
   }
 }

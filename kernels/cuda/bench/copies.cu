@@ -183,37 +183,6 @@ int main() {
       }
     }
   }
-  // Bandwidth of the bounce through host memory, by streams and piece size: a put is split over `streams` streams; each
-  // piece goes down, then up, on its stream.
-  for (int streams : {1, 2, 4, 8}) {
-    for (size_t piece : {size_t(65536), size_t(262144), size_t(1) << 20, size_t(4) << 20}) {
-      const size_t total = 128 << 20;
-      double best = 1e9;
-      for (int t = 0; t < 3; ++t) {
-        bool held;
-        double took = beside(
-            [&] {
-              size_t i = 0;
-              for (size_t at = 0; at + piece <= total; at += piece, ++i) {
-                cudaStream_t x = s[i % streams];
-                uint8_t* h = host + (i % streams) * (4 << 20);
-                cudaMemcpyAsync(h, src + at, piece, cudaMemcpyDeviceToHost, x);
-                cudaMemcpyAsync(dst + at, h, piece, cudaMemcpyHostToDevice, x);
-              }
-              return true;
-            },
-            [&] {
-              for (int i = 0; i < streams; ++i)
-                if (cudaStreamQuery(s[i]) != cudaSuccess) return false;
-              return true;
-            },
-            &held);
-        CHECK(cudaDeviceSynchronize());
-        if (took > 0 && took < best) best = took;
-      }
-      printf("bounce_gbs,%d streams piece %zu,%.2f,GB/s,128 MiB beside a kernel that holds all SMs\n", streams, piece, best < 1e8 ? total / best * 1e-9 : 0.0);
-    }
-  }
   // Cost of the calls themselves.
   for (size_t n : {size_t(4096), size_t(262144)}) {
     double begin = now();
