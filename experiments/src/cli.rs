@@ -41,6 +41,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Run the points of an experiment file on the GPU here: CSV, like sweep's.
     Measure(MeasureArgs),
+    /// Measure the GPU here and fit a machine file to it.
+    Calibrate(CalibrateArgs),
     /// Put predictions beside measured rows: errors, plots, cost of the recommended split.
     Compare(CompareArgs),
     /// Say what this machine has, and what each missing part disables.
@@ -345,6 +347,26 @@ pub struct MeasureArgs {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `calibrate`.
+#[derive(Args, Debug)]
+pub struct CalibrateArgs {
+    /// Rows that were measured before, which need no GPU; may be repeated.
+    #[arg(long, value_name = "MEASURED.csv")]
+    pub rows: Vec<PathBuf>,
+    /// What the machine file cites as the place of the rows.
+    #[arg(long, value_name = "TEXT")]
+    pub cite: Option<String>,
+    /// Output directory; measuring that was stopped goes on from its rows.
+    #[arg(short, long, value_name = "DIR", default_value = "out/calibrate")]
+    pub output: PathBuf,
+    /// Where compiled device code is kept [default: tilewire in the user's cache directory].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Data; the machine is what is not fitted [default: h200-1gpu].
+    #[command(flatten)]
+    pub data: DataArgs,
 }
 
 /// What executes a schedule.

@@ -9,6 +9,7 @@
 //! Exit codes: 0 ok, 2 bad input (nothing written), 3 a finding, 4 hardware missing, 130 after Ctrl-C.
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod check;
 mod checked;
 mod cli;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Measure(args) if args.device == DeviceArg::Host => measure_host::run(args),
         Command::Measure(args) => measure::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
