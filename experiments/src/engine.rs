@@ -72,7 +72,7 @@ pub struct Answer {
     #[serde(flatten)]
     pub prediction: Prediction,
     /// Fatal findings of the checker that it was run in spite of.
-    pub fatal: usize,
+    pub overridden: Vec<String>,
     /// Hazards of the schedule; none where races were not looked for.
     pub hazards: Option<usize>,
     /// Hazards that the checker sees without looking for races.
@@ -181,7 +181,7 @@ impl Prepared {
             seed: case.seed,
             noise: case.noise,
             prediction,
-            fatal: self.checked.fatal,
+            overridden: self.checked.overridden.clone(),
             hazards: self.checked.hazards,
             hazards_seen: self.checked.seen,
             schedule_hash: self.hashed.get_or_init(|| Hashed::new(&self.schedule)).with(split).to_string(),
