@@ -71,7 +71,7 @@ pub fn run(args: &CheckArgs) -> Result<String, ExperimentError> {
         text_of(&case, split, &report, values.as_ref())
     };
     let Some(finding) = finding(&report, values.as_ref()) else { return Ok(text) };
-    print!("{text}");
+    crate::print(&text)?;
     Err(ExperimentError::Finding(format!("{finding}\n  in {case}")))
 }
 

@@ -30,7 +30,7 @@ pub enum Command {
     /// Search the best split of a shape and certify how far it can be from the optimum.
     Tune(TuneArgs),
     /// Decide the hypotheses of an experiment file by replicated, seeded runs.
-    Scale(ScaleArgs),
+    Scale(SweepArgs),
     /// Predict the published figures and plot them beside the published bars, with an error table.
     Figures(FiguresArgs),
     /// Print a schedule: as JSON, as a table, or what differs between two.
@@ -39,6 +39,12 @@ pub enum Command {
     Trace(TraceArgs),
     /// Prove a schedule: deadlocks, flags, resources, races; with --values also what it computes.
     Check(CheckArgs),
+    /// Run the points of an experiment file on the GPU here: CSV, like sweep's.
+    Measure(MeasureArgs),
+    /// Measure the GPU here and fit a machine file to it.
+    Calibrate(CalibrateArgs),
+    /// Put predictions beside measured rows: errors, plots, cost of the recommended split.
+    Compare(CompareArgs),
     /// Say what this machine has, and what each missing part disables.
     Doctor(DoctorArgs),
 }
@@ -61,7 +67,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
     pub threads: u64,
     /// Seed of everything random.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value = "0", value_parser = whole(0, u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
     /// Draw latencies, clocks and a late rank from the machine's noise.
     #[arg(long)]
@@ -264,7 +270,7 @@ pub struct PointArgs {
     pub case: CaseArgs,
     /// CTAs per role: compute=112,intra=4,send=8,reduce=8 (a role left out has 0), auto (tuned) or published
     /// [default: auto, published with --options published].
-    #[arg(long, help_heading = "Schedule")]
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
     pub split: Option<String>,
     /// Benchmark protocol [default: fair, published with --options published].
     #[arg(long, value_enum, help_heading = "Schedule")]
@@ -288,7 +294,7 @@ pub struct PredictArgs {
     pub output: Option<PathBuf>,
 }
 
-/// `sweep`.
+/// `sweep` and `scale`.
 #[derive(Args, Debug)]
 pub struct SweepArgs {
     /// Experiment.
@@ -311,22 +317,123 @@ pub struct SweepArgs {
     pub json: bool,
 }
 
-/// `scale`.
+/// `measure`.
 #[derive(Args, Debug)]
-pub struct ScaleArgs {
-    /// Experiment with hypotheses.
+pub struct MeasureArgs {
+    /// Experiment, as for sweep.
     #[arg(value_name = "FILE.toml")]
     pub file: PathBuf,
-    /// Output directory [default: out/NAME].
+    /// Output directory; a run that was stopped goes on from its rows [default: out/NAME-measured].
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
+    /// Start no point that could end later than this after the start.
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub budget_s: Option<f64>,
+    /// Measure schedules with hazards too, and do not look for them.
+    #[arg(long)]
+    pub unchecked: bool,
+    /// Where compiled device code is kept [default: tilewire in the user's cache directory].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// What executes: the GPU here, or CPU threads, one process per rank.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Gpu)]
+    pub device: DeviceArg,
+    /// Ranks that are processes.
+    #[command(flatten)]
+    pub host: HostArgs,
+    /// Data.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `calibrate`.
+#[derive(Args, Debug)]
+pub struct CalibrateArgs {
+    /// Rows that were measured before, which need no GPU; may be repeated.
+    #[arg(long, value_name = "MEASURED.csv")]
+    pub rows: Vec<PathBuf>,
+    /// What the machine file cites as the place of the rows.
+    #[arg(long, value_name = "TEXT")]
+    pub cite: Option<String>,
+    /// Output directory; measuring that was stopped goes on from its rows.
+    #[arg(short, long, value_name = "DIR", default_value = "out/calibrate")]
+    pub output: PathBuf,
+    /// Where compiled device code is kept [default: tilewire in the user's cache directory].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Data; the machine is what is not fitted [default: h200-1gpu].
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// What executes a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// The GPU of this machine.
+    Gpu,
+    /// CPU threads: proves values and the wire, not speed.
+    Host,
+}
+
+/// What carries puts of the host device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Carrier {
+    /// Copies on one host.
+    Loopback,
+    /// InfiniBand or RoCE; in builds with the feature `rdma`.
+    VerbsRc,
+    /// EFA; in builds with the feature `rdma`. It has not met hardware.
+    VerbsSrd,
+}
+
+/// How ranks that are processes find each other.
+#[derive(Args, Debug)]
+pub struct HostArgs {
+    /// With --device host: start every rank here, without mpirun or srun.
+    #[arg(long)]
+    pub spawn: bool,
+    /// With --device host: what carries puts.
+    #[arg(long, value_enum, default_value_t = Carrier::Loopback)]
+    pub transport: Carrier,
+    /// With --device host: where rank 0 listens.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7311")]
+    pub address: String,
+    /// With --device host: RDMA device of each node, or one for all [default: the first active one].
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub nics: Vec<String>,
+    /// With --device host: proxy threads of a rank.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = whole(1, 64))]
+    pub proxies: u64,
+}
+
+/// `compare`.
+#[derive(Args, Debug)]
+pub struct CompareArgs {
+    /// Rows that `measure` wrote.
+    #[arg(value_name = "MEASURED.csv", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Output directory.
+    #[arg(short, long, value_name = "DIR", default_value = "out/compare")]
+    pub output: PathBuf,
+    /// Exit with 3 when the median error is larger.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_median: Option<f64>,
+    /// Exit with 3 when the 95th percentile of the error is larger.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_p95: Option<f64>,
+    /// Exit with 3 when the recommended split costs more, beyond the best measured one, in the median over shapes.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_split_cost: Option<f64>,
     /// Threads; 0 for one per core. Results do not depend on it.
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
     pub threads: u64,
     /// Data.
     #[command(flatten)]
     pub data: DataArgs,
-    /// Print one JSON object instead of a table.
+    /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
 }
@@ -409,7 +516,7 @@ pub struct DumpArgs {
     #[command(flatten)]
     pub case: CaseArgs,
     /// Split, which is part of the hash.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "baseline")]
     pub split: Option<String>,
     /// Ranks whose tasks are written, `all` or numbers: 0,3. Default: one of each class.
     #[arg(long)]
@@ -426,7 +533,7 @@ pub struct ShowArgs {
     #[command(flatten)]
     pub case: CaseArgs,
     /// Rank whose tasks are shown.
-    #[arg(long, default_value = "0", value_parser = whole(0, 65_535))]
+    #[arg(long, default_value = "0", value_parser = whole(0, 65_535), allow_negative_numbers = true)]
     pub rank: u64,
     /// Tasks of each role.
     #[arg(long, default_value = "4", value_parser = whole(0, 1_000_000))]
@@ -487,7 +594,7 @@ pub struct CheckArgs {
     pub case: CaseArgs,
     /// CTAs per role, to be counted against the SMs: compute=112,send=8,... or published. Without, every role counts as
     /// having CTAs, and --values gives each role two.
-    #[arg(long, help_heading = "Schedule")]
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
     pub split: Option<String>,
     /// Room.
     #[command(flatten)]
@@ -585,7 +692,7 @@ pub struct DoctorArgs {
 fn whole(min: u64, max: u64) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
     move |text| {
         let allowed = || format!("allowed: a whole number from {min} to {max}");
-        text.parse().ok().filter(|value| (min..=max).contains(value)).ok_or_else(allowed)
+        shape::whole(text).filter(|value| (min..=max).contains(value)).ok_or_else(allowed)
     }
 }
 
@@ -594,12 +701,18 @@ fn size(field: &'static str) -> impl Fn(&str) -> Result<u64, String> + Clone + S
 }
 
 fn number(text: &str, min: f64, max: f64, unit: &str) -> Result<f64, String> {
-    let value: Option<f64> = text.parse().ok().filter(|value| (min..=max).contains(value));
+    // Written as people write numbers: neither "+1" nor "inf" nor " 1".
+    let plain = text.starts_with(|c: char| c.is_ascii_digit());
+    let value: Option<f64> = text.parse().ok().filter(|value| plain && (min..=max).contains(value));
     value.ok_or_else(|| format!("allowed: a number from {min} to {max}{unit}"))
 }
 
 fn percent(text: &str) -> Result<f64, String> {
     number(text, 0.0, 1000.0, " %")
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    number(text, 0.0, 1e6, " s")
 }
 
 fn time(text: &str) -> Result<f64, String> {

@@ -5,11 +5,16 @@ use crate::error::ExperimentError;
 use crate::plan::{Case, SplitChoice};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
+use std::sync::OnceLock;
+use tilewire_kernels::encode::Hashed;
+use tilewire_kernels::{RoleSplit, Schedule};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
 use tilewire_sim::tune::{TuneConfig, Tuned, tune};
-use tilewire_sim::{Clock, Prediction, SimError, Simulation};
+use tilewire_sim::{Clock, Execution, Prediction, SimError, Simulation};
+
+/// Memory that a simulation may need, GiB.
+const MAX_GIB: u64 = 32;
 
 /// Simulations that `auto` may spend on a split.
 const AUTO_SIMULATIONS: usize = 400;
@@ -25,6 +30,8 @@ pub struct Prepared {
     clock: Clock,
     /// What the checker found.
     checked: Checked,
+    /// Made when the first row asks for it.
+    hashed: OnceLock<Hashed>,
     name: String,
 }
 
@@ -91,6 +98,24 @@ pub fn build(case: &Case) -> Result<Schedule, ExperimentError> {
     case.kernel.build(&case.spec()).map_err(|source| ExperimentError::Build { case: case.to_string(), source })
 }
 
+/// Refuses what would not fit into memory: tasks of every skeleton, flags of every simulated rank.
+fn limit_memory(case: &Case, schedule: &Schedule) -> Result<(), ExperimentError> {
+    const TASK_BYTES: u64 = 128;
+    const FLAG_BYTES: u64 = 16;
+    let cluster = schedule.cluster;
+    let all = case.noise || case.execution == Execution::Full;
+    let nodes = if all || !schedule.symmetry.nodes { u64::from(cluster.nodes) } else { 1 };
+    let gpus = if all || !schedule.symmetry.gpus { u64::from(cluster.gpus_per_node) } else { 1 };
+    let flags: u64 = schedule.flags.iter().map(|family| u64::from(family.slots)).sum();
+    let tasks = (schedule.representatives().len() as u64).saturating_mul(case.tiles()).saturating_mul(TASK_BYTES);
+    let bytes = (nodes * gpus * FLAG_BYTES).saturating_mul(flags).saturating_add(tasks);
+    if bytes >> 30 < MAX_GIB {
+        return Ok(());
+    }
+    let problem = format!("would take some {} GiB, allowed: {MAX_GIB}; choose a smaller shape or cluster", bytes >> 30);
+    Err(ExperimentError::refused(case.to_string(), problem))
+}
+
 impl Prepared {
     /// Builds, checks and compiles.
     ///
@@ -98,6 +123,7 @@ impl Prepared {
     /// [`ExperimentError`] for shapes that do not fit and schedules that cannot run.
     pub fn new(case: &Case) -> Result<Self, ExperimentError> {
         let schedule = build(case)?;
+        limit_memory(case, &schedule)?;
         let checked = checked::check(case, &schedule)?;
         let name = case.to_string();
         let simulation = |clock| {
@@ -107,7 +133,7 @@ impl Prepared {
         let clock = case.clock.unwrap_or_default();
         let cold = if case.clock.is_none() { Some(simulation(Clock::Cold)?) } else { None };
         let simulation = simulation(clock)?;
-        Ok(Self { schedule, simulation, cold, clock, checked, name })
+        Ok(Self { schedule, simulation, cold, clock, checked, hashed: OnceLock::new(), name })
     }
 
     /// Checks that a split fits the machine and gives every role with work a CTA, and no other.
@@ -158,7 +184,7 @@ impl Prepared {
             overridden: self.checked.overridden.clone(),
             hazards: self.checked.hazards,
             hazards_seen: self.checked.seen,
-            schedule_hash: schedule_hash(&self.schedule, split).to_string(),
+            schedule_hash: self.hashed.get_or_init(|| Hashed::new(&self.schedule)).with(split).to_string(),
         })
     }
 

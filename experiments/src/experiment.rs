@@ -83,6 +83,10 @@ pub struct Experiment {
     pub too_large: usize,
     /// Claims.
     pub expect: Vec<Expect>,
+    /// Where the file says the shape, for builders that refuse it.
+    pub shape_place: String,
+    /// Where the file says the splits, for machines that they do not fit.
+    pub split_place: String,
     /// What `scale` runs the points for.
     pub study: Option<Study>,
 }
@@ -194,7 +198,11 @@ impl Experiment {
         Self::new(self.name.clone(), &Document::new(self.name.clone(), &self.text), source, replicate)
     }
 
-    fn new(name: String, document: &Document, source: &Source, replicate: u64) -> Result<Self, ExperimentError> {
+    /// Resolves all points of a document, each of their seeds moved on by `replicate`.
+    ///
+    /// # Errors
+    /// As [`Experiment::read`].
+    pub fn new(name: String, document: &Document, source: &Source, replicate: u64) -> Result<Self, ExperimentError> {
         let parsed = document.parse()?;
         let root = document.root(&parsed);
         let question = root.require("question")?.text()?.to_owned();
@@ -204,8 +212,17 @@ impl Experiment {
         let execution = root.get("execution").map_or(Ok(Execution::Folded), |node| node.word(EXECUTIONS))?;
         let clock = root.get("clock").map(|node| node.word(CLOCKS)).transpose()?;
         let axes = Axes::read(&root)?;
-        let split_node = root.require("split")?;
-        let splits = Splits::read(&split_node)?;
+        let (split_node, splits) = match root.get("split") {
+            // Launches of the unfused form take the SMs that they can get.
+            None if axes.baselines == [true] => (axes.shape_node.clone(), Splits::List(Vec::new())),
+            Some(node) if axes.baselines == [true] => {
+                return Err(node.refuse("the unfused form has no split; remove it, or add false to baseline"));
+            }
+            _ => {
+                let node = root.require("split")?;
+                (node.clone(), Splits::read(&node)?)
+            }
+        };
         let expect = root.get("expect").map_or_else(|| Ok(Vec::new()), |node| expectations(&node))?;
         let replicates = root.get("replicates");
         let confidence = root.get("confidence");
@@ -225,6 +242,8 @@ impl Experiment {
             groups: Vec::new(),
             too_large: 0,
             expect,
+            shape_place: axes.shape_node.place(),
+            split_place: split_node.place(),
             study: None,
         };
         let base = Draft {
@@ -260,9 +279,7 @@ impl Experiment {
         let table = node
             .table()
             .ok_or_else(|| node.refuse("allowed: a table with claim, column, of, than, at_least, at_most"))?;
-        let column_node = table.require("column")?;
-        let column = column_node.text()?.to_owned();
-        known_column(&column_node, &column)?;
+        let column = number_column(&table.require("column")?)?;
         let hypothesis = Hypothesis {
             claim: table.require("claim")?.text()?.to_owned(),
             column,
@@ -341,7 +358,11 @@ impl Experiment {
                         let draft = Draft { split: Some(text.clone()), ..draft.clone() };
                         draft.resolve(source).map(|case| case.split).map_err(|error| placed(error, |_| node.clone()))
                     };
-                    list.iter().map(resolve).collect::<Result<_, _>>()?
+                    let choices: Vec<SplitChoice> = list.iter().map(resolve).collect::<Result<_, _>>()?;
+                    if let Some(i) = (1..choices.len()).find(|&i| choices[..i].contains(&choices[i])) {
+                        return Err(list[i].0.refuse(format!("\"{}\" is a split that stands before", list[i].1)));
+                    }
+                    choices
                 }
                 Splits::Grid(grid) => {
                     let sms = case.target.machine.gpu.sms.value as u32;
@@ -604,9 +625,7 @@ fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
     for node in node.list()? {
         let table =
             node.table().ok_or_else(|| node.refuse("allowed: a table with claim, of, column, at_least, at_most"))?;
-        let column_node = table.require("column")?;
-        let column = column_node.text()?.to_owned();
-        known_column(&column_node, &column)?;
+        let column = number_column(&table.require("column")?)?;
         let filter = table.get("where").map_or_else(|| Ok(Vec::new()), |node| filter(&node))?;
         let expect = Expect {
             claim: table.require("claim")?.text()?.to_owned(),
@@ -656,6 +675,16 @@ fn known_column(node: &Node<'_>, name: &str) -> Result<(), ExperimentError> {
         return Ok(());
     }
     Err(node.refuse(format!("no column \"{name}\", allowed: {}", known.join(", "))))
+}
+
+/// The name of a column of numbers.
+fn number_column(node: &Node<'_>) -> Result<String, ExperimentError> {
+    let name = node.text()?;
+    known_column(node, name)?;
+    if crate::row::is_number(name) {
+        return Ok(name.to_owned());
+    }
+    Err(node.refuse(format!("\"{name}\" holds words, allowed: a column of numbers")))
 }
 
 #[cfg(test)]

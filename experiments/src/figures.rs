@@ -110,6 +110,14 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
     // Read before anything is written, so that a mistake in an experiment costs no time.
     let experiments: Vec<Experiment> =
         args.with.iter().map(|file| Experiment::read(file, &source)).collect::<Result<_, _>>()?;
+    for (i, experiment) in experiments.iter().enumerate() {
+        // Each has a directory of its name, beside that of the figures.
+        if experiment.name == "figures" || experiments[..i].iter().any(|other| other.name == experiment.name) {
+            let problem =
+                format!("\"{}\" is the name of another output here, allowed: names that differ", experiment.name);
+            return Err(ExperimentError::refused("--with", problem));
+        }
+    }
     let checks = args.checks.checks();
     let experiments: Vec<Experiment> = experiments.into_iter().map(|experiment| experiment.checked(checks)).collect();
     let (bars, failures) = predict(&source, checks)?;
@@ -153,7 +161,7 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
     match finding {
         None => Ok(text),
         Some(finding) => {
-            print!("{text}");
+            crate::print(&text)?;
             Err(finding)
         }
     }

@@ -52,6 +52,13 @@ pub fn columns() -> Vec<String> {
     columns
 }
 
+/// Whether a column holds numbers in every row.
+pub fn is_number(column: &str) -> bool {
+    let words = ["kernel", "form", "cluster", "machine", "fabric", "option_set", "options", "protocol", "mode"];
+    let more = ["execution", "clock", "noise", "status", "bound_by", "schedule_hash"];
+    !words.contains(&column) && !more.contains(&column)
+}
+
 /// The fields of a row.
 pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
     let target = &case.target;

@@ -22,7 +22,7 @@ pub(crate) mod memory;
 pub(crate) mod ops;
 mod race;
 pub(crate) mod random;
-mod report;
+pub(crate) mod report;
 
 pub use report::{ExecError, Mismatch, Race, Report, TaskRef};
 

@@ -216,7 +216,7 @@ pub enum ExecError {
     },
 }
 
-fn list(blocked: &[Blocked]) -> String {
+pub(crate) fn list(blocked: &[Blocked]) -> String {
     const SHOWN: usize = 8;
     let mut lines: Vec<String> = blocked.iter().take(SHOWN).map(|b| format!("\n  {b}")).collect();
     if blocked.len() > SHOWN {
