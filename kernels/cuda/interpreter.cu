@@ -6,7 +6,7 @@
 //   warps 0-7   two consumers: wgmma of the CTA's GEMM tasks; then, or at once, the movers: copies, sums, puts
 //   warp 8      loader: claims GEMM tasks, waits, fetches operands
 //   warps 9-10  storers, one per consumer: output gate, stores, signals
-//   warp 11     watchdog
+//   warp 11     raises the flags of finished tasks; watchdog
 #include "flags.cuh"
 #include "gemm_tile.cuh"
 #include "program.cuh"
@@ -14,6 +14,7 @@
 
 constexpr u32 kTaskSlots = 4;
 constexpr u32 kEndSlots = 8;  // how far one storer may be ahead of the other, in tasks
+constexpr u32 kPostSlots = 16;
 constexpr u32 kMovers = kConsumers * 128;
 constexpr u32 kMoverBarrier = 5;
 constexpr u32 kBoxBytes = 16384;  // 128 rows of 64 elements: what a copy moves by one instruction
@@ -31,6 +32,14 @@ DEVICE u32 add_shared(u32 address, u32 value) {
   u32 old;
   asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;" : "=r"(old) : "r"(address), "r"(value) : "memory");
   return old;
+}
+DEVICE u64 read_acquire_shared(u32 address) {
+  u64 v;
+  asm volatile("ld.acquire.cta.shared.u64 %0, [%1];" : "=l"(v) : "r"(address) : "memory");
+  return v;
+}
+DEVICE void store_release_shared(u32 address, u64 value) {
+  asm volatile("st.release.cta.shared.u64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
 }
 DEVICE u32 read_relaxed(const u32* p) {
   u32 v;
@@ -76,18 +85,6 @@ DEVICE void await_start(const Program& p, const Task& task, u32 index, u32 party
   }
 }
 
-DEVICE void signal(const Program& p, const Task& task) {
-  for (u32 i = 0; i < task.signals; ++i) {
-    const Signal s = p.signals[task.first_signal + i];
-    u32* flag = reinterpret_cast<u32*>(s.address);
-    if (s.remote) {
-      flag_add_release_system(flag, s.add);
-    } else {
-      flag_add_release(flag, s.add);
-    }
-  }
-}
-
 // The `turn`-th task of a worker, or kNone. A warp calls it; Ready tasks come with their start waits met.
 DEVICE u32 claim(const Program& p, const Role& r, u32 worker, u32 workers, u32 turn, u32 lane) {
   if (r.claim == kStrided) {
@@ -117,12 +114,19 @@ DEVICE u32 claim(const Program& p, const Role& r, u32 worker, u32 workers, u32 t
     const u32 leading = __ffs(~passed) - 1;  // tasks at the window's begin that are taken
     if (leading > 0 && lane == 0) atomicMax(p.words + r.cursor, base + (leading > 32 ? 32 : leading));
     if (candidates != 0) {
-      const u32 first = __ffs(candidates) - 1;
-      u32 won = 0;
-      if (lane == first) won = atomicCAS(p.words + r.claimed + t, 0u, 1u) == 0;
-      if (__shfl_sync(~0u, won, first)) {
-        if (reported) report->task = 0;
-        return r.first_task + base + first;
+      // CTAs that all tried the lowest one would take one task per round trip between them: each begins elsewhere.
+      u32 left = candidates;
+      for (u32 skip = blockIdx.x % __popc(candidates); skip > 0; --skip) left &= left - 1;
+      for (u32 attempts = __popc(candidates); attempts > 0; --attempts) {
+        const u32 first = __ffs(left) - 1;
+        u32 won = 0;
+        if (lane == first) won = atomicCAS(p.words + r.claimed + t, 0u, 1u) == 0;
+        if (__shfl_sync(~0u, won, first)) {
+          if (reported) report->task = 0;
+          return r.first_task + base + first;
+        }
+        left &= left - 1;
+        if (left == 0) left = candidates;
       }
     } else if (!reported && lane == 0 && clock_cycles() - begin > kReportCycles) {
       const Task& task = p.tasks[r.first_task + base];
@@ -160,7 +164,11 @@ struct Interpreter {
   static constexpr u32 kCopyFull = (kMoverTask + 4 + 7) / 8 * 8;
   static constexpr u32 kCopyParity = kCopyFull + kCopySlots * 8;
   static constexpr u32 kEndCount = kCopyParity + kCopySlots * 4;
-  static constexpr u32 kSmemBytes = kEndCount + 4;
+  // Finished tasks whose flags are not yet raised: signals << 32 | first signal, 0 when free.
+  static constexpr u32 kPosts = (kEndCount + 4 + 7) / 8 * 8;
+  static constexpr u32 kPostHead = kPosts + kPostSlots * 8;
+  static constexpr u32 kPostTail = kPostHead + 4;
+  static constexpr u32 kSmemBytes = kPostTail + 4;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
 
   static DEVICE void init(u32 smem) {
@@ -175,12 +183,68 @@ struct Interpreter {
       store_shared(smem + kCopyParity + s * 4, 0);
     }
     store_shared(smem + kEndCount, 0);
+    for (u32 s = 0; s <= kPostSlots; ++s) store_release_shared(smem + kPosts + s * 8, 0);  // head and tail too
     mbarrier_init_fence();
   }
 
   // One of the CTA's parties is done; the watchdog goes home with the last one.
   static DEVICE void end(u32 smem, u32 parties) {
     if (add_shared(smem + kEndCount, 1) + 1 == parties) watchdog_finish(smem + Tile::kFinished);
+  }
+
+  // Hands a finished task to the signaller. A fence waits until every write of the SM is acknowledged, microseconds
+  // beside traffic over NVLink; who computes or moves must not stand still for it.
+  static DEVICE void post(u32 smem, u32 signals, u32 first_signal) {
+    if (signals == 0) return;
+    const u32 ticket = add_shared(smem + kPostHead, 1);
+    while (ticket - load_shared(smem + kPostTail) >= kPostSlots) {
+    }
+    store_release_shared(smem + kPosts + ticket % kPostSlots * 8, (u64(signals) << 32) + first_signal);
+  }
+
+  // --- warp 11: the signaller
+
+  // Raises the flags of all tasks posted so far behind one fence; returns how many there were.
+  static DEVICE u32 signal_posted(u32 smem, const Program& p, u32 tail) {
+    u32 posts = 0, remote = 0;
+    for (; posts < kPostSlots; ++posts) {
+      const u64 post = read_acquire_shared(smem + kPosts + (tail + posts) % kPostSlots * 8);
+      if (post == 0) break;
+      for (u32 i = 0; i < u32(post >> 32); ++i) remote |= p.signals[u32(post) + i].remote;
+    }
+    if (posts == 0) return 0;
+    if (remote) {
+      __threadfence_system();
+    } else {
+      __threadfence();
+    }
+    for (u32 n = 0; n < posts; ++n) {
+      const u32 at = smem + kPosts + (tail + n) % kPostSlots * 8;
+      const u64 post = read_acquire_shared(at);
+      for (u32 i = 0; i < u32(post >> 32); ++i) {
+        const Signal s = p.signals[u32(post) + i];
+        flag_add_relaxed_system(reinterpret_cast<u32*>(s.address), s.add);
+      }
+      store_release_shared(at, 0);
+    }
+    store_shared(smem + kPostTail, tail + posts);
+    return posts;
+  }
+
+  static DEVICE void signal_and_watch(u32 smem, const Program& p) {
+    const u64 begin = clock_cycles();
+    u32 tail = 0;
+    for (;;) {
+      // Read before the posts: whoever posts does so before it is finished.
+      const bool finished = load_shared(smem + Tile::kFinished) != 0;
+      const u32 posts = signal_posted(smem, p, tail);
+      tail += posts;
+      if (posts == 0) {
+        if (finished) return;
+        if (clock_cycles() - begin > kWatchdogCycles) __trap();
+        __nanosleep(50);
+      }
+    }
   }
 
   // --- warp 8: the loader
@@ -279,9 +343,8 @@ struct Interpreter {
       store_wait_visible<0>();
       if constexpr (DrainRule == Drain::Visible) mbarrier_arrive(smem + Tile::kDrained);
       if (task.signals > 0) {
-        __threadfence();
-        // The second of the two storers signals for both.
-        if (add_shared(smem + kEnds + turn % kEndSlots * 4, 1) & 1) signal(p, task);
+        // The second of the two storers speaks for both.
+        if (add_shared(smem + kEnds + turn % kEndSlots * 4, 1) & 1) post(smem, task.signals, task.first_signal);
       }
     }
   }
@@ -356,13 +419,28 @@ struct Interpreter {
 
   // --- warps 0 to 7: the movers
 
-  // One thread copies boxes of 128 rows and 64 elements through `slots` slots of shared memory, first slot `first`.
-  static DEVICE void copy(u32 smem, const Program& p, const Maps& maps, const Task& task, u32 first, u32 slots) {
+  // A copy whose stores are issued and not yet visible.
+  struct Copied {
+    bool open = false;
+    u32 signals, first_signal;
+  };
+
+  static DEVICE void finish_copy(u32 smem, Copied& last) {
+    if (!last.open) return;
+    store_wait_visible<0>();
+    post(smem, last.signals, last.first_signal);
+    last.open = false;
+  }
+
+  // One thread copies boxes of 128 rows and 64 elements through `slots` slots of shared memory, first slot `first`. The
+  // copy before becomes visible behind this one's first loads.
+  static DEVICE void copy(u32 smem, const Program& p, const Maps& maps, const Task& task, u32 first, u32 slots, Copied& last) {
     const Region src = p.regions[task.first_region];
     const u32 across = task.row_bytes / 128, down = task.rows / 128;
     const u32 units = task.blocks * across * down;
     const u32 lead = slots / 2;
     fence_global_to_async();
+    store_wait_smem_read<0>();
     for (u32 i = 0; i < units + lead; ++i) {
       if (i < units) {
         // The youngest store is that of box i - lead - 1; with two slots it is the one that must be over.
@@ -375,6 +453,7 @@ struct Interpreter {
                  src.column_block + block * src.block_columns + in_block % across);
       }
       if (i >= lead) {
+        if (i == lead) finish_copy(smem, last);
         const u32 u = i - lead, slot = first + u % slots;
         const u32 block = u / (across * down), in_block = u % (across * down);
         const u32 parity = load_shared(smem + kCopyParity + slot * 4);
@@ -389,7 +468,9 @@ struct Interpreter {
         store_commit();
       }
     }
-    store_wait_visible<0>();
+    last.open = true;
+    last.signals = task.signals;
+    last.first_signal = task.first_signal;
   }
 
   // All movers; every region has the task's blocks, rows and row bytes.
@@ -398,22 +479,21 @@ struct Interpreter {
     const u32 per_row = task.row_bytes / 16, per_block = per_row * task.rows, vectors = per_block * task.blocks;
     for (u32 at = thread; at < vectors; at += kMovers * Unroll) {
       float sum[Unroll][8];
-      u64 row[Unroll], block[Unroll];
-      u32 column[Unroll];
+      u32 block[Unroll], row[Unroll], column[Unroll];
 #pragma unroll
       for (u32 u = 0; u < Unroll; ++u) {
         const u32 v = min(at + u * kMovers, vectors - 1);
         block[u] = v / per_block;
-        const u32 rest = v - u32(block[u]) * per_block;
+        const u32 rest = v - block[u] * per_block;
         row[u] = rest / per_row;
-        column[u] = (rest - u32(row[u]) * per_row) * 16;
+        column[u] = (rest - row[u] * per_row) * 16;
       }
       for (u32 i = 0; i < task.inputs; ++i) {
         const Region& in = p.regions[task.first_region + i];
         const u8* base = reinterpret_cast<const u8*>(in.address);
         Vector16 x[Unroll];
 #pragma unroll
-        for (u32 u = 0; u < Unroll; ++u) x[u] = load16(base + block[u] * in.block_pitch + row[u] * in.row_pitch + column[u]);
+        for (u32 u = 0; u < Unroll; ++u) x[u] = load16(base + block[u] * in.block_pitch + u64(row[u]) * in.row_pitch + column[u]);
 #pragma unroll
         for (u32 u = 0; u < Unroll; ++u) {
 #pragma unroll
@@ -431,7 +511,7 @@ struct Interpreter {
           Vector16 y;
 #pragma unroll
           for (u32 j = 0; j < 4; ++j) y.x[j] = pack_bf16(sum[u][2 * j], sum[u][2 * j + 1]);
-          if (at + u * kMovers < vectors) store16(base + block[u] * out.block_pitch + row[u] * out.row_pitch + column[u], y);
+          if (at + u * kMovers < vectors) store16(base + block[u] * out.block_pitch + u64(row[u]) * out.row_pitch + column[u], y);
         }
       }
     }
@@ -449,19 +529,37 @@ struct Interpreter {
   // One warp by itself: copies, puts and syncs.
   static DEVICE void move_lane(u32 smem, const Program& p, const Maps& maps, const Role& r, u32 cta, u32 warp) {
     const u32 lane = lane_id(), slots = kCopySlots / r.lanes;
-    for (u32 turn = 0;; ++turn) {
-      const u32 index = claim(p, r, warp * r.ctas + cta, r.ctas * r.lanes, turn, lane);
-      if (index == kNone) return;
+    Copied last;
+    u32 index = claim(p, r, warp * r.ctas + cta, r.ctas * r.lanes, 0, lane);
+    for (u32 turn = 1; index != kNone; ++turn) {
       const Task task = p.tasks[index];
-      await_start(p, task, index, 3, lane, 32);
-      __syncwarp();
+      if (task.start_waits > 0) {
+        if (lane == 0) finish_copy(smem, last);  // others may wait for it
+        await_start(p, task, index, 3, lane, 32);
+        __syncwarp();
+      }
+      u32 ticket = 0;  // the next one is on its way while this task runs
+      if (r.claim == kTicket && lane == 0) ticket = atomicAdd(p.words + r.cursor, 1u);
       if (lane == 0) {
-        if (task.op == kCopy) copy(smem, p, maps, task, warp * slots, slots);
-        if (task.op == kPut) push_put(p, index);
-        signal(p, task);
+        if (task.op == kCopy) {
+          copy(smem, p, maps, task, warp * slots, slots, last);
+        } else {
+          finish_copy(smem, last);
+          if (task.op == kPut) push_put(p, index);
+          post(smem, task.signals, task.first_signal);
+        }
+        if (r.claim == kReady) finish_copy(smem, last);
       }
       __syncwarp();
+      if (r.claim == kTicket) {
+        ticket = __shfl_sync(~0u, ticket, 0);
+        index = ticket < r.tasks ? r.first_task + ticket : kNone;
+      } else {
+        index = claim(p, r, warp * r.ctas + cta, r.ctas * r.lanes, turn, lane);
+      }
     }
+    if (lane == 0) finish_copy(smem, last);
+    __syncwarp();
   }
 
   static DEVICE void move(u32 smem, const Program& p, const Maps& maps, u32 role, u32 cta, u32 thread) {
@@ -484,16 +582,20 @@ struct Interpreter {
           if (index == kNone) break;
           const Task task = p.tasks[index];
           if (task.op == kReduce) {
-            reduce<4>(p, task, thread);
+            reduce<6>(p, task, thread);
           } else if (task.op == kFill) {
             fill(p, task, thread);
           } else if (thread == 0) {
-            if (task.op == kCopy) copy(smem, p, maps, task, 0, kCopySlots);
+            if (task.op == kCopy) {
+              Copied last;
+              copy(smem, p, maps, task, 0, kCopySlots, last);
+              store_wait_visible<0>();
+            }
             if (task.op == kPut) push_put(p, index);
           }
           fence_global_to_async();  // sums may be read by the copy engine next
           named_barrier_sync(kMoverBarrier, kMovers);
-          if (thread == 0) signal(p, task);
+          if (thread == 0) post(smem, task.signals, task.first_signal);
         }
         named_barrier_sync(kMoverBarrier, kMovers);  // the task word is read before it is written again
       }
@@ -533,7 +635,7 @@ struct Interpreter {
       const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
       if (lane_id() == 0) {
         if (warp == 3) {
-          watchdog_run(smem + Tile::kFinished);
+          signal_and_watch(smem, p);
         } else if (gemm) {
           if (warp == 0) {
             load(smem, p, maps, p.roles[start.role], start.cta);
