@@ -45,6 +45,7 @@
 //! at_least = 1.1
 //! ```
 
+use crate::checked::Checks;
 use crate::cli::ProtocolArg;
 use crate::document::{Document, Node, Table};
 use crate::error::ExperimentError;
@@ -82,6 +83,10 @@ pub struct Experiment {
     pub too_large: usize,
     /// Claims.
     pub expect: Vec<Expect>,
+    /// Where the file says the shape, for builders that refuse it.
+    pub shape_place: String,
+    /// Where the file says the splits, for machines that they do not fit.
+    pub split_place: String,
     /// What `scale` runs the points for.
     pub study: Option<Study>,
 }
@@ -203,8 +208,17 @@ impl Experiment {
         let execution = root.get("execution").map_or(Ok(Execution::Folded), |node| node.word(EXECUTIONS))?;
         let clock = root.get("clock").map(|node| node.word(CLOCKS)).transpose()?;
         let axes = Axes::read(&root)?;
-        let split_node = root.require("split")?;
-        let splits = Splits::read(&split_node)?;
+        let (split_node, splits) = match root.get("split") {
+            // Launches of the unfused form take the SMs that they can get.
+            None if axes.baselines == [true] => (axes.shape_node.clone(), Splits::List(Vec::new())),
+            Some(node) if axes.baselines == [true] => {
+                return Err(node.refuse("the unfused form has no split; remove it, or add false to baseline"));
+            }
+            _ => {
+                let node = root.require("split")?;
+                (node.clone(), Splits::read(&node)?)
+            }
+        };
         let expect = root.get("expect").map_or_else(|| Ok(Vec::new()), |node| expectations(&node))?;
         let replicates = root.get("replicates");
         let confidence = root.get("confidence");
@@ -224,6 +238,8 @@ impl Experiment {
             groups: Vec::new(),
             too_large: 0,
             expect,
+            shape_place: axes.shape_node.place(),
+            split_place: split_node.place(),
             study: None,
         };
         let base = Draft {
@@ -239,6 +255,7 @@ impl Experiment {
             noise,
             execution,
             clock,
+            checks: Checks::default(),
         };
         axes.for_each(&base, source, |draft, case| experiment.add(case, draft, &splits, source, &split_node))?;
         if experiment.points() == 0 {
@@ -258,9 +275,7 @@ impl Experiment {
         let table = node
             .table()
             .ok_or_else(|| node.refuse("allowed: a table with claim, column, of, than, at_least, at_most"))?;
-        let column_node = table.require("column")?;
-        let column = column_node.text()?.to_owned();
-        known_column(&column_node, &column)?;
+        let column = number_column(&table.require("column")?)?;
         let hypothesis = Hypothesis {
             claim: table.require("claim")?.text()?.to_owned(),
             column,
@@ -272,6 +287,13 @@ impl Experiment {
         claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
         table.finish()?;
         Ok(hypothesis)
+    }
+
+    /// The same points, with what is asked of the checker.
+    #[must_use]
+    pub fn checked(mut self, checks: Checks) -> Self {
+        self.groups.iter_mut().for_each(|group| group.case.checks = checks);
+        self
     }
 
     /// Cases with their splits, in order.
@@ -332,7 +354,11 @@ impl Experiment {
                         let draft = Draft { split: Some(text.clone()), ..draft.clone() };
                         draft.resolve(source).map(|case| case.split).map_err(|error| placed(error, |_| node.clone()))
                     };
-                    list.iter().map(resolve).collect::<Result<_, _>>()?
+                    let choices: Vec<SplitChoice> = list.iter().map(resolve).collect::<Result<_, _>>()?;
+                    if let Some(i) = (1..choices.len()).find(|&i| choices[..i].contains(&choices[i])) {
+                        return Err(list[i].0.refuse(format!("\"{}\" is a split that stands before", list[i].1)));
+                    }
+                    choices
                 }
                 Splits::Grid(grid) => {
                     let sms = case.target.machine.gpu.sms.value as u32;
@@ -595,9 +621,7 @@ fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
     for node in node.list()? {
         let table =
             node.table().ok_or_else(|| node.refuse("allowed: a table with claim, of, column, at_least, at_most"))?;
-        let column_node = table.require("column")?;
-        let column = column_node.text()?.to_owned();
-        known_column(&column_node, &column)?;
+        let column = number_column(&table.require("column")?)?;
         let filter = table.get("where").map_or_else(|| Ok(Vec::new()), |node| filter(&node))?;
         let expect = Expect {
             claim: table.require("claim")?.text()?.to_owned(),
@@ -647,6 +671,16 @@ fn known_column(node: &Node<'_>, name: &str) -> Result<(), ExperimentError> {
         return Ok(());
     }
     Err(node.refuse(format!("no column \"{name}\", allowed: {}", known.join(", "))))
+}
+
+/// The name of a column of numbers.
+fn number_column(node: &Node<'_>) -> Result<String, ExperimentError> {
+    let name = node.text()?;
+    known_column(node, name)?;
+    if crate::row::is_number(name) {
+        return Ok(name.to_owned());
+    }
+    Err(node.refuse(format!("\"{name}\" holds words, allowed: a column of numbers")))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! a ratio are run with the same seed. A hypothesis holds when the whole confidence interval satisfies it, fails when
 //! none of it does, and is open otherwise. The interval covers what the seeds draw, not the error of the model.
 
-use crate::cli::ScaleArgs;
+use crate::cli::SweepArgs;
 use crate::engine::Prepared;
 use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Hypothesis, Study};
@@ -59,15 +59,17 @@ struct Decision {
 ///
 /// # Errors
 /// [`ExperimentError`]; a hypothesis that fails or stays open is a finding.
-pub fn run(args: &ScaleArgs) -> Result<String, ExperimentError> {
+pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     crate::threads(args.threads)?;
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
-    let experiment = Experiment::read(&args.file, &source)?;
+    let checks = args.checks.checks();
+    let experiment = Experiment::read(&args.file, &source)?.checked(checks);
     let Some(study) = &experiment.study else {
         let file = args.file.display().to_string();
         return Err(ExperimentError::refused(file, "has no [[hypothesis]]; add one, or run it with `tilewire sweep`"));
     };
-    let replicas = (0..study.replicates).map(|r| experiment.replicate(r, &source)).collect::<Result<Vec<_>, _>>()?;
+    let replica = |r| Ok(experiment.replicate(r, &source)?.checked(checks));
+    let replicas = (0..study.replicates).map(replica).collect::<Result<Vec<_>, ExperimentError>>()?;
     let splits = splits(&experiment)?;
 
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(&experiment.name));
@@ -101,7 +103,7 @@ pub fn run(args: &ScaleArgs) -> Result<String, ExperimentError> {
     if undecided == 0 {
         return Ok(text);
     }
-    print!("{text}");
+    crate::print(&text)?;
     Err(ExperimentError::Finding(format!("{undecided} of {} hypotheses do not hold or stay open", decisions.len())))
 }
 

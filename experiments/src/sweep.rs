@@ -51,7 +51,7 @@ pub struct Summary {
 pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     crate::threads(args.threads)?;
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
-    let experiment = Experiment::read(&args.file, &source)?;
+    let experiment = Experiment::read(&args.file, &source)?.checked(args.checks.checks());
     if experiment.study.is_some() {
         let file = args.file.display().to_string();
         return Err(ExperimentError::refused(file, "has [[hypothesis]]; run it with `tilewire scale`"));
@@ -62,7 +62,7 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     verdict(&summary).map_or_else(
         || Ok(text.clone()),
         |finding| {
-            print!("{text}");
+            crate::print(&text)?;
             Err(finding)
         },
     )
@@ -123,10 +123,10 @@ fn check(experiment: &Experiment) -> Result<Vec<Mutex<Shared>>, ExperimentError>
     let keep = experiment.groups.len() <= KEPT;
     let bar = progress::bar(experiment.groups.len() as u64, "checking");
     let check = |group: &Group| {
-        let prepared = Prepared::new(&group.case)?;
+        let prepared = Prepared::new(&group.case).map_err(|error| error.at(&experiment.shape_place))?;
         for split in &group.splits {
             if let SplitChoice::Fixed(split) = split {
-                prepared.check_split(split)?;
+                prepared.check_split(split).map_err(|error| error.at(&experiment.split_place))?;
             }
         }
         bar.inc(1);

@@ -42,6 +42,7 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         noise: args.run.noise,
         execution: args.run.execution.execution(),
         clock: args.run.clock.map(ClockArg::clock),
+        checks: args.run.checks.checks(),
         ..args.case.draft()?
     };
     let case = draft.resolve(&source).map_err(plan::flagged)?;

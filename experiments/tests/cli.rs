@@ -268,7 +268,9 @@ fn experiments_of_the_repository_are_valid() {
         }
         // An unwritable output is noticed after the file was read and its points were resolved.
         fs::write(directory.path().join(&name), "").expect("a file");
-        let output = tilewire(directory.path(), &["sweep", path.to_str().expect("UTF-8"), "-o", &name]);
+        let text = fs::read_to_string(&path).expect("an experiment");
+        let command = if text.contains("[[hypothesis]]") { "scale" } else { "sweep" };
+        let output = tilewire(directory.path(), &[command, path.to_str().expect("UTF-8"), "-o", &name]);
         let stderr = String::from_utf8(output.stderr).expect("UTF-8");
         assert!(stderr.starts_with(&format!("error: {name}: ")), "{name}: {stderr}");
     }

@@ -65,7 +65,12 @@ fn check(seats: &[Seat]) -> bool {
                 let _ = write!(
                     line,
                     "{} of {} wrong, worst {:.2} of the bound; sampled {} of {}; {:.1} us, skew {:.1}; ",
-                    compared.wrong, compared.elements, compared.worst, sampled.wrong, sampled.elements, time.time_us,
+                    compared.wrong,
+                    compared.elements,
+                    compared.worst,
+                    sampled.wrong,
+                    sampled.elements,
+                    time.time_us,
                     time.start_skew_us
                 );
                 if compared.wrong > 0 || sampled.wrong > 0 || compared.elements == 0 {
@@ -155,7 +160,8 @@ fn sweep(seats: &[Seat], cubin: &str, out: &str, budget_s: f64) -> Result<(), Bo
             let compared = runner.compare_samples(kernel, &spec, &inputs, 32)?.unwrap_or_default();
             let [q1, mid, q3] = spread(runs.iter().map(|run| run.time_us).collect());
             let skew = spread(runs.iter().map(|run| run.start_skew_us).collect())[1];
-            let of_ranks = |f: fn(&tilewire_hw::launch::RunTime) -> f64| runs.iter().map(move |run| run.ranks.iter().map(f));
+            let of_ranks =
+                |f: fn(&tilewire_hw::launch::RunTime) -> f64| runs.iter().map(move |run| run.ranks.iter().map(f));
             let span = spread(of_ranks(|r| r.span_us).map(|ranks| ranks.fold(0.0, f64::max)).collect())[1];
             let mhz = spread(of_ranks(|r| r.sm_mhz).map(|ranks| ranks.fold(f64::MAX, f64::min)).collect())[1];
             let tflops = schedule.useful_flops as f64 / mid * 1e-6;

@@ -113,8 +113,7 @@ impl<'a> ClusterRunner<'a> {
     /// # Errors
     /// [`HwError::Stuck`] with the blocked CTAs of all ranks when a watchdog ended it, [`HwError::Cuda`].
     pub fn run(&mut self) -> Result<ClusterTime, HwError> {
-        let barrier =
-            Barrier { ranks: self.ranks.len(), arrived: AtomicUsize::new(0), broken: AtomicBool::new(false) };
+        let barrier = Barrier { ranks: self.ranks.len(), arrived: AtomicUsize::new(0), broken: AtomicBool::new(false) };
         let clock = Instant::now();
         let one = |runner: &mut Runner<'a>| {
             let mut launched_us = None;

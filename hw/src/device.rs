@@ -60,7 +60,9 @@ pub enum HwError {
     #[error("stuck: the watchdog ended the launch{}", Lines(.0))]
     Stuck(Vec<Blocked>),
     /// GPUs that do not see each other's memory.
-    #[error("GPU {from} cannot read, write and add to the memory of GPU {to}; cluster mode needs NVLink or PCIe peers with native atomics")]
+    #[error(
+        "GPU {from} cannot read, write and add to the memory of GPU {to}; cluster mode needs NVLink or PCIe peers with native atomics"
+    )]
     NoPeerAccess {
         /// Index of the GPU that asks.
         from: i32,
@@ -187,10 +189,9 @@ impl Device {
         for from in devices {
             from.make_current()?;
             for to in devices.iter().filter(|to| to.index != from.index) {
-                for attribute in [
-                    A::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED,
-                    A::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
-                ] {
+                for attribute in
+                    [A::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, A::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED]
+                {
                     let mut value = 0;
                     // SAFETY: `value` outlives the call; device handles are indices.
                     check("cuDeviceGetP2PAttribute", unsafe {

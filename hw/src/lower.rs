@@ -14,6 +14,7 @@
 //! names, which lies on (0, 0). Flags are part of the skeleton and are the same either way.
 
 use crate::device::HwError;
+use std::collections::BTreeSet;
 use tilewire_kernels::schedule::{
     At, BufferId, Claim, CtaCount, Drain, Flag, Gate, MainLoop, Op, Place, Region, Role, Task, WriteMode,
 };
@@ -336,21 +337,16 @@ fn lower_ranks(
         if !(0..l).all(|earlier| launch.after.contains(&earlier)) {
             return Err(unsupported("launches that may run side by side"));
         }
-        let mut starts = Vec::new();
         for (instance, &rank) in ranks.iter().enumerate() {
             let first_role = program.roles.len() as u32;
             for r in 0..launch.roles.len() {
-                let ctas = cta_count(&launch.roles, r, split, sms);
                 let instance = gpu + instance as u32;
-                program.lower_role(schedule, mode, rank, instance, (l, r), first_role, ctas)?;
-                starts.extend((0..ctas).map(|cta| DeviceStart { role: first_role + r as u32, cta }));
+                program.lower_role(schedule, mode, rank, instance, (l, r), first_role)?;
             }
         }
-        if starts.len() > sms as usize {
-            return Err(HwError::TooManyCtas { launch: launch.name.clone(), ctas: starts.len() as u32, sms });
-        }
-        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts });
+        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts: Vec::new() });
     }
+    program.apply_split(schedule, split, sms)?;
     if program.entry.is_empty() {
         program.entry = entry(MainLoop::WaitEachStep, Drain::Overlap)?;
     }
@@ -445,12 +441,46 @@ impl Program {
         Some((instance, family, within - self.families[family]))
     }
 
+    /// Whether every put's arrival is waited for, so that none lands after the launch.
+    pub fn awaits_all_puts(&self) -> bool {
+        let awaited: BTreeSet<u32> = self
+            .waits
+            .iter()
+            .filter(|wait| wait.at_least > 0)
+            .flat_map(|wait| (0..wait.count).map(|i| wait.word + i * wait.stride))
+            .collect();
+        self.puts.iter().flatten().all(|put| awaited.contains(&put.arrived.1))
+    }
+
     /// The role that a task belongs to.
     pub fn role_of(&self, task: u32) -> Option<usize> {
         self.roles.iter().position(|r| (r.first_task..r.first_task + r.tasks).contains(&task))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call, all of it where a role comes from")]
+    /// Gives every role its CTAs; nothing else of a program depends on the split.
+    ///
+    /// # Errors
+    /// [`HwError::TooManyCtas`].
+    pub fn apply_split(&mut self, schedule: &Schedule, split: &RoleSplit, sms: u32) -> Result<(), HwError> {
+        let mut next = 0;
+        for (launch, spec) in self.launches.iter_mut().zip(&schedule.launches) {
+            launch.starts.clear();
+            for _ in 0..self.instances {
+                for r in 0..spec.roles.len() {
+                    let ctas = cta_count(&spec.roles, r, split, sms);
+                    self.roles[next].ctas = ctas;
+                    launch.starts.extend((0..ctas).map(|cta| DeviceStart { role: next as u32, cta }));
+                    next += 1;
+                }
+            }
+            let ctas = launch.starts.len() as u32;
+            if ctas > sms {
+                return Err(HwError::TooManyCtas { launch: launch.name.clone(), ctas, sms });
+            }
+        }
+        Ok(())
+    }
+
     fn lower_role(
         &mut self,
         schedule: &Schedule,
@@ -459,7 +489,6 @@ impl Program {
         instance: u32,
         (l, r): (usize, usize),
         first_role: u32,
-        ctas: u32,
     ) -> Result<(), HwError> {
         let spec = &schedule.launches[l].roles[r];
         let cluster = schedule.cluster;
@@ -481,7 +510,7 @@ impl Program {
             lanes: spec.lanes.max(1),
             recycle: spec.recycle.map_or(NONE, |other| first_role + other as u32),
             gemm: u32::from(gemm),
-            ctas,
+            ctas: 0,
             cursor: self.words,
             claimed: self.words + 1,
         };

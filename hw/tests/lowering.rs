@@ -4,6 +4,7 @@ use half::bf16;
 use tilewire_hw::device::{Device, HwError};
 use tilewire_hw::lower::{DeviceRegion, DeviceTask, Mode, Program, code, lower, lower_cluster};
 use tilewire_hw::measure::{Compared, Inputs, inputs};
+use tilewire_hw::reduced::{Part, reduced};
 use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Schedule, Spec, kernel};
 
 /// Runs any task whose waits are met, of any GPU, until none is left. Panics when some are left and none can run.
@@ -16,8 +17,12 @@ struct Machine<'a> {
 
 impl Machine<'_> {
     fn run(&mut self) {
-        let tasks = |(gpu, program): (usize, &Program)| (0..program.tasks.len()).map(move |task| (gpu, task));
-        let mut left: Vec<(usize, usize)> = self.programs.iter().enumerate().flat_map(tasks).collect();
+        let mut left: Vec<(usize, usize)> = Vec::new();
+        for (gpu, program) in self.programs.iter().enumerate() {
+            for role in &program.roles {
+                left.extend((role.first_task..role.first_task + role.tasks).map(|task| (gpu, task as usize)));
+            }
+        }
         while !left.is_empty() {
             let before = left.len();
             left.retain(|&(gpu, task)| !self.try_task(gpu, task));
@@ -195,7 +200,8 @@ fn a_cluster_program_holds_its_own_rank_and_reaches_the_others() {
     assert_eq!(programs.iter().map(|p| p.tasks.len()).sum::<usize>(), whole.tasks.len());
     for (gpu, program) in (0..).zip(&programs) {
         assert_eq!((program.gpu, program.gpus), (gpu, 4));
-        let reached: std::collections::BTreeSet<u32> = program.regions.iter().map(|r| program.gpu_of(r.arena)).collect();
+        let reached: std::collections::BTreeSet<u32> =
+            program.regions.iter().map(|r| program.gpu_of(r.arena)).collect();
         assert_eq!(reached, (0..4).collect(), "tiles go to every owner");
         let told: std::collections::BTreeSet<u32> = program.signals.iter().map(|s| s.gpu).collect();
         assert_eq!(told, (0..4).collect(), "every owner is told");
@@ -213,6 +219,32 @@ fn mirror_programs_of_the_gemm_family_give_the_reference() {
     ] {
         let compared = compared(&case, Mode::Mirror);
         assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
+    }
+}
+
+#[test]
+fn reduced_programs_end_and_do_their_part_only() {
+    for case in [
+        Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
+        Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
+        Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1")]),
+    ] {
+        let (spec, schedule) = case.build();
+        let whole = lower(&schedule, Mode::Mirror, &SPLIT, 132).expect("it lowers");
+        let inputs = inputs(&schedule, kernel(case.0).expect("a kernel"), &spec, Mode::Mirror, 3);
+        for (part, gemm) in [(Part::ComputeOnly, true), (Part::CommOnly, false)] {
+            let program = reduced(&whole, part);
+            let arenas = (0..program.arenas.len()).map(|arena| inputs.arena(&program, arena)).collect();
+            let words = vec![vec![0; program.words as usize]];
+            Machine { programs: std::slice::from_ref(&program), arenas, words }.run();
+            let has = |op| program.roles.iter().any(|r| r.tasks > 0 && program.tasks[r.first_task as usize].op == op);
+            assert_eq!(has(code::GEMM), gemm, "{} {part:?}", case.0);
+            let moves = program.roles.iter().any(|r| r.tasks > 0 && r.gemm == 0);
+            assert_eq!(moves, !gemm, "{} {part:?}: only one kind of work is left", case.0);
+            let puts = whole.puts.iter().flatten().count();
+            assert_eq!(program.puts.iter().flatten().count(), if gemm { 0 } else { puts }, "{} {part:?}", case.0);
+            assert!(whole.awaits_all_puts(), "{}: every put is noticed before a run ends", case.0);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Processor time and memory of the static checker on the largest published shapes and on a large symmetric cluster.
 //!
-//! `cargo run --release -p tilewire-kernels --example check_times [kernel]`
+//! `cargo run --release -p tilewire-kernels --example check_times [kernel [cluster [option set]]]`
 
 use tilewire_kernels::check::{check_fatal, check_hazards, check_symmetry_sample};
 use tilewire_kernels::{Cluster, Fabric, KERNELS, Kernel, OptionSet, Problem, ProblemKind, Spec};
@@ -26,11 +26,15 @@ fn wide(kernel: &dyn Kernel) -> Problem {
 }
 
 fn main() {
-    let only = std::env::args().nth(1);
-    for &kernel in KERNELS.iter().filter(|kernel| only.as_ref().is_none_or(|name| name == kernel.name())) {
+    let only: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |at: usize, name: &str| only.get(at).is_none_or(|only| only == name);
+    for &kernel in KERNELS.iter().filter(|kernel| wanted(0, kernel.name())) {
         for (cluster, problem) in [((2, 8), largest(kernel)), ((1024, 8), wide(kernel))] {
             let cluster = Cluster { nodes: cluster.0, gpus_per_node: cluster.1 };
             for set in [OptionSet::Tilewire, OptionSet::Published] {
+                if !wanted(1, &cluster.to_string()) || !wanted(2, set.name()) {
+                    continue;
+                }
                 let options = kernel.options(set, &problem, cluster);
                 let spec = Spec { problem, cluster, fabric: Fabric::EfaSrd, options };
                 let name = format!("{:18} {:9} {:7} {problem}", kernel.name(), set.name(), cluster.to_string());

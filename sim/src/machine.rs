@@ -124,6 +124,26 @@ section! {
 }
 
 section! {
+    /// What it costs to run a schedule through the device interpreter. A hard-wired kernel has none of it.
+    Interpreter {
+        /// To take a task that is no tile: claim, descriptor, hand-over to the CTA's threads.
+        task_ns,
+        /// From one signal of a task to its next.
+        signal_ns,
+        /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
+        store_steps,
+        /// From the last store of such an output until it is visible.
+        store_visible_ns,
+        /// What every other CTA that computes adds to a tile's time beside its steps: descriptors and operands come
+        /// later from a memory that more CTAs use.
+        crowd_ns,
+        /// By what part of its time every CTA that computes lengthens a copy or sum, which lives from the latency of
+        /// the same memory.
+        move_crowd_per_cta,
+    }
+}
+
+section! {
     /// Copies, sums and stores by the SMs: one CTA.
     Sm {
         /// Bulk copy of one CTA, enough bytes in flight, local or NVLink.
@@ -307,12 +327,18 @@ pub struct Machine {
     pub fabric: Fabric,
     /// `nvlink`, or `hbm` when peers are emulated in the own memory.
     pub peer_path: PeerPath,
+    /// How the power limit slows the chip.
+    #[serde(default)]
+    pub power_limit: PowerLimit,
     /// The chip.
     pub gpu: Gpu,
     /// GEMM tiles by main loop: `wait_each_step`, `pipelined`, `library`.
     pub gemm: BTreeMap<String, Gemm>,
     /// Attention tiles by main loop, as `gemm`.
     pub attention: BTreeMap<String, Attention>,
+    /// The device interpreter, where schedules run through it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interpreter: Option<Interpreter>,
     /// Data movement by SMs.
     pub sm: Sm,
     /// NVLink.
@@ -343,6 +369,17 @@ pub enum PeerPath {
     Hbm,
 }
 
+/// How the power limit slows the chip.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PowerLimit {
+    /// At every moment by the matrix work of that moment.
+    #[default]
+    Moment,
+    /// Evenly, by the average of a run: its window is longer than runs that follow each other without a pause.
+    Average,
+}
+
 /// Why a machine file was refused. Every message begins with file, line and column.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MachineError {
@@ -355,7 +392,7 @@ pub enum MachineError {
         message: String,
     },
     /// A value out of range.
-    #[error("{place}: {name} = {value}, allowed: {allowed}")]
+    #[error("{place}: {name} = {value:?}, allowed: {allowed}")]
     Range {
         /// File, line, column.
         place: String,
@@ -423,6 +460,9 @@ impl Machine {
         for (name, attention) in &self.attention {
             sections.push((format!("attention.{name}"), attention));
         }
+        if let Some(interpreter) = &self.interpreter {
+            sections.push(("interpreter".into(), interpreter));
+        }
         sections.extend([
             ("sm".into(), &self.sm as &dyn Section),
             ("nvlink".into(), &self.nvlink),
@@ -462,6 +502,7 @@ impl Machine {
             _ => {
                 let (kind, name) = prefix.split_once('.').unwrap_or((prefix, ""));
                 let section = match kind {
+                    "interpreter" => self.interpreter.as_mut().map(|s| s as &mut dyn Section),
                     "gemm" => self.gemm.get_mut(name).map(|s| s as &mut dyn Section),
                     "attention" => self.attention.get_mut(name).map(|s| s as &mut dyn Section),
                     _ => None,

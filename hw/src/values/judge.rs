@@ -93,6 +93,7 @@ pub(crate) fn compare(
                 got,
                 bound,
                 wrong: 1,
+                writers: Vec::new(),
             });
         }
     }

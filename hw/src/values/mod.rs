@@ -22,21 +22,21 @@ pub(crate) mod memory;
 pub(crate) mod ops;
 mod race;
 pub(crate) mod random;
-mod report;
+pub(crate) mod report;
 
 pub use report::{ExecError, Mismatch, Race, Report, TaskRef};
 
-use engine::{Engine, Lists};
-use memory::Memory;
+use engine::{Engine, Lists, task_name};
+use memory::{Memory, ranks_of};
 use race::Tracker;
 use random::seed_for;
 use std::collections::BTreeMap;
 use tilewire_kernels::check::check_task;
-use tilewire_kernels::schedule::{GatherEntry, Task};
+use tilewire_kernels::schedule::{Access, GatherEntry, Task};
 use tilewire_kernels::{Kernel, Rank, RoleKind, RoleSplit, Schedule, Spec};
 
 /// Who moves next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scheduler {
     /// CTAs take turns.
     RoundRobin,
@@ -52,6 +52,45 @@ pub enum Scheduler {
     ReorderedPuts,
 }
 
+impl Scheduler {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::RoundRobin,
+        Self::Random,
+        Self::Laggards,
+        Self::Starve(RoleKind::Compute),
+        Self::Starve(RoleKind::IntraComm),
+        Self::Starve(RoleKind::InterSend),
+        Self::Starve(RoleKind::InterReduce),
+        Self::DelayedPuts,
+        Self::ReorderedPuts,
+    ];
+
+    /// The name used on the command line and in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::Laggards => "laggards",
+            Self::Starve(RoleKind::Compute) => "starve-compute",
+            Self::Starve(RoleKind::IntraComm) => "starve-intra",
+            Self::Starve(RoleKind::InterSend) => "starve-send",
+            Self::Starve(RoleKind::InterReduce) => "starve-reduce",
+            Self::DelayedPuts => "delayed-puts",
+            Self::ReorderedPuts => "reordered-puts",
+        }
+    }
+}
+
+/// When a run is over and the next may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    /// All tasks are done, and all puts are sent, have landed and are noticed: the rule of every transport.
+    Drained,
+    /// All tasks are done; puts may still be on their way. Breaks the rule, to show what it prevents.
+    TasksDone,
+}
+
 /// How to run a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -65,12 +104,19 @@ pub struct Config {
     pub scheduler: Scheduler,
     /// Runs in a row in the same memory: fresh inputs, poisoned outputs, flags of the other bank, scratch as it was.
     pub runs: u32,
+    /// When a run is over.
+    pub end: RunEnd,
+    /// Commands that the ring of a rank's proxy holds; a full one blocks the CTA that pushes.
+    pub fifo_depth: u32,
+    /// Writes in flight per queue.
+    pub in_flight: u32,
     /// Whether to look for races.
     pub check_races: bool,
 }
 
 impl Default for Config {
-    /// Two CTAs per role, two runs, a random scheduler, races looked for.
+    /// Two CTAs per role, two runs to their proper end, a random scheduler, a ring and queues without bounds, races
+    /// looked for.
     fn default() -> Self {
         Self {
             split: RoleSplit { compute: 2, intra_comm: 2, inter_send: 2, inter_reduce: 2 },
@@ -78,6 +124,9 @@ impl Default for Config {
             seed: 0,
             scheduler: Scheduler::Random,
             runs: 2,
+            end: RunEnd::Drained,
+            fifo_depth: u32::MAX,
+            in_flight: u32::MAX,
             check_races: true,
         }
     }
@@ -94,6 +143,7 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
     let mut memory = Memory::new(cluster, &schedule.buffers);
     let mut tracker = config.check_races.then(|| Tracker::new(cluster.ranks(), schedule.buffers.len()));
     let mut report = Report { runs: config.runs, ..Report::default() };
+    let mut late = Vec::new();
     for run in 0..config.runs {
         let values = seed_for(config.seed, run, "values");
         memory.poison_inputs_and_outputs();
@@ -103,10 +153,10 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
                 memory.fill(number, region, values);
             })?;
         }
-        // The bank rule: a run finds all of its flags zero, and no put of an earlier run is on its way.
-        let order = seed_for(config.seed, run, "order");
-        let mut engine = Engine::new(schedule, config, &lists, &mut memory, tracker.as_mut(), order)?;
-        let result = engine.run(run);
+        // The bank of a run was zeroed when the run before ended. No put is late unless `config.end` lets it be.
+        let mut engine = Engine::new(schedule, config, &lists, &mut memory, tracker.as_mut(), run, late)?;
+        let result = engine.run();
+        late = std::mem::take(&mut engine.flights);
         report.tasks += engine.tasks_done;
         report.steps += engine.steps;
         result?;
@@ -116,6 +166,7 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
         }
         if let Some(mut mismatch) = mismatch {
             (mismatch.run, mismatch.seed) = (run, config.seed);
+            mismatch.writers = writers(schedule, &lists, &mismatch);
             let races = tracker.map_or_else(BTreeMap::new, |tracker| tracker.races);
             return Err(ExecError::Wrong(Box::new(mismatch), races.into_values().collect()));
         }
@@ -124,31 +175,57 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
     Ok(report)
 }
 
+/// Tasks that write a byte of an output, in the order of ranks and lists.
+fn writers(schedule: &Schedule, lists: &Lists, mismatch: &Mismatch) -> Vec<TaskRef> {
+    let roles = schedule.role_indices().count();
+    let mut writers = Vec::new();
+    for (role, tasks) in lists.tasks.iter().enumerate() {
+        let from = schedule.cluster.rank(role / roles);
+        for (index, task) in tasks.iter().enumerate() {
+            let mut writes = false;
+            task.op.for_each_access(|at, region, access| {
+                let here = || ranks_of(schedule.cluster, from, at).contains(&schedule.cluster.number(mismatch.rank));
+                let mut covers = false;
+                region.for_each_run(|start, bytes| {
+                    covers |= (start..start + bytes).contains(&mismatch.offset);
+                });
+                let same = schedule.buffer(region.buffer).name == mismatch.buffer;
+                writes |= same && access != Access::Read && covers && here();
+            });
+            if writes {
+                writers.push(task_name(schedule, lists, role, index));
+            }
+        }
+    }
+    writers
+}
+
 /// What some runs showed.
 #[derive(Debug, Default)]
 pub struct Trials {
-    /// Runs that ended with right values.
+    /// Trials that ended with right values.
     pub passed: u32,
-    /// The first run that did not, with its scheduler and seed.
+    /// The first trial that did not, with its scheduler and seed.
     pub failure: Option<(Scheduler, u64, ExecError)>,
-    /// Races, one for each signature, over all runs.
+    /// Races, one for each signature, over all trials.
     pub races: Vec<Race>,
 }
 
 impl Trials {
-    /// Whether all runs passed and none had a race.
+    /// Whether all trials passed and none had a race.
     pub const fn is_clean(&self) -> bool {
         self.failure.is_none() && self.races.is_empty()
     }
 }
 
-/// Runs a schedule once for each scheduler and seed, until one fails.
+/// Runs a schedule once for each scheduler and seed, until one fails; `seen` is told of each that passes.
 pub fn check_values(
     schedule: &Schedule,
     kernel: &dyn Kernel,
     spec: &Spec,
     config: &Config,
     trials: &[(Scheduler, u64)],
+    mut seen: impl FnMut(Scheduler, u64, &Report),
 ) -> Trials {
     let mut races = BTreeMap::new();
     let mut result = Trials::default();
@@ -156,6 +233,7 @@ pub fn check_values(
         let found = match run(schedule, kernel, spec, &Config { seed, scheduler, ..*config }) {
             Ok(report) => {
                 result.passed += 1;
+                seen(scheduler, seed, &report);
                 report.races
             }
             Err(error) => {

@@ -80,6 +80,17 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// Whether another task of its role is left for a worker.
+    pub(super) fn has_next(&self, h: &Here<'a>, w: u32) -> bool {
+        let worker = &self.s.workers[h.worker0 + w as usize];
+        let r = usize::from(worker.role);
+        let role = &self.t.roles[h.table0 + r];
+        match role.claim {
+            Claim::Strided => worker.position < role.tasks,
+            Claim::Ticket | Claim::Ready { .. } => self.s.roles[h.role0 + r].next < role.tasks,
+        }
+    }
+
     fn mark_dirty(&mut self, h: &Here<'a>, role: usize) {
         let state = &mut self.s.roles[h.role0 + role];
         if !state.dirty {

@@ -17,6 +17,10 @@ pub(super) struct CostRow {
     /// All steps and the fixed part.
     pub whole: u64,
     pub out: Flow,
+    /// `out` when another tile follows.
+    pub deferred: Flow,
+    /// See [`crate::compile::Cost::crowd`].
+    pub crowd: u64,
 }
 
 /// A role of a program, as this run sees it.
@@ -72,6 +76,8 @@ impl Tables {
                 fill: cost.fill,
                 whole: cost.fixed + u64::from(record.steps) * cost.step,
                 out: cost.out,
+                deferred: cost.deferred,
+                crowd: cost.crowd,
             }
         }));
         if self.any_early.len() != c.programs.len() {

@@ -59,6 +59,8 @@ pub(super) struct Worker {
     pub prefetched: bool,
     /// The task has waited since it started: see [`Pause::stalled`].
     pub stalled: bool,
+    /// A tile's main loop runs.
+    pub computing: bool,
 }
 
 /// What a worker needs only when it waits, and for the timeline.
@@ -87,6 +89,7 @@ impl Worker {
         storing: false,
         prefetched: false,
         stalled: false,
+        computing: false,
     };
 }
 
@@ -233,6 +236,8 @@ impl<'a> Engine<'a> {
             return false;
         }
         let cost = self.cost_of(task);
+        // What is left of a tile without its arithmetic is run as a move.
+        let signals = if cost.work == Work::Tile && cost.step > 0 { 0 } else { self.signalling(task) };
         let s = &mut *self.s;
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
@@ -244,13 +249,16 @@ impl<'a> Engine<'a> {
             Work::Tile if task.waits[1] > 0 || cost.main == NONE => self.run_steps(h, w, task),
             Work::Tile => {
                 let fill = if worker.prefetched { 0 } else { cost.fill };
-                let work = cost.whole + fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                let crowd = cost.crowd * u64::from(s.computing[h.rank]);
+                let work =
+                    cost.whole + crowd + fill + signals + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
                 worker.step = cost.steps;
-                let work = self.clocked(h.rank, work);
-                self.run(h, w, cost.main, work)
+                self.run_tile(h, w, cost, work)
             }
             Work::Move => {
-                let work = cost.fixed + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                let crowd = u128::from(cost.crowd) * u128::from(s.computing[h.rank]);
+                let work = cost.fixed + self.t.roles[h.table0 + usize::from(worker.role)].block_ps + signals;
+                let work = work + (u128::from(work) * crowd / 1_000_000_000) as u64;
                 if cost.main == NONE {
                     self.complete(h, w);
                     return true;
@@ -287,6 +295,23 @@ impl<'a> Engine<'a> {
         worker.state = State::Running;
         s.sharing.start(h.class0 + class, s.timers.now, work, ended::MAIN | w);
         false
+    }
+
+    /// How long a CTA without storers raises a task's flags, beyond the first.
+    fn signalling(&self, task: &TaskC) -> u64 {
+        u64::from(task.signals.saturating_sub(1)) * self.c.times.signal
+    }
+
+    /// Starts a part of a tile's main loop; true when it takes no time.
+    #[inline]
+    fn run_tile(&mut self, h: &Here<'a>, w: u32, cost: &CostRow, work: u64) -> bool {
+        if work > 0 {
+            let computing = &mut self.s.computing[h.rank];
+            *computing += 1;
+            self.worker(h, w).computing = true;
+        }
+        let work = self.clocked(h.rank, work);
+        self.run(h, w, cost.main, work)
     }
 
     /// The first step that cannot run now, and the flag that holds it back.
@@ -351,10 +376,10 @@ impl<'a> Engine<'a> {
             }
         }
         if limit == cost.steps {
-            work += cost.fixed;
+            work += cost.fixed + cost.crowd * u64::from(self.s.computing[h.rank]);
+            work += if cost.step == 0 { self.signalling(task) } else { 0 };
         }
-        let work = self.clocked(h.rank, work);
-        self.run(h, w, cost.main, work)
+        self.run_tile(h, w, cost, work)
     }
 
     /// The flow of a task's main part has ended; true when the worker can go on at once.
@@ -362,6 +387,9 @@ impl<'a> Engine<'a> {
     #[inline(always)]
     fn main_ended(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
+        if std::mem::take(&mut self.worker(h, w).computing) {
+            self.s.computing[h.rank] -= 1;
+        }
         if cost.work == Work::Move {
             self.complete(h, w);
             true
@@ -402,10 +430,11 @@ impl<'a> Engine<'a> {
         if h.any_early {
             self.raise(h, signals_of(h, task), true);
         }
+        let out = if cost.deferred.class != NONE && self.has_next(h, w) { cost.deferred } else { cost.out };
         let s = &mut *self.s;
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
-        s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, ended::OUT | w);
+        s.sharing.start(h.class0 + out.class, now, out.work, ended::OUT | w);
         worker.storing_task = worker.task;
         if cost.drain == Drain::Overlap {
             worker.storing = true;
@@ -426,8 +455,8 @@ impl<'a> Engine<'a> {
         if h.any_early {
             self.raise(h, signals_of(h, task), false);
         } else {
-            for signal in signals_of(h, task) {
-                self.raise_one(h, signal);
+            for (nth, signal) in signals_of(h, task).iter().enumerate() {
+                self.raise_one(h, signal, nth);
             }
         }
         let now = self.s.timers.now;
@@ -458,7 +487,7 @@ impl<'a> Engine<'a> {
         let task = &h.program.tasks[worker.task as usize];
         self.s.busy[h.role0 + role] += self.busy_time(h, w);
         for signal in signals_of(h, task) {
-            self.raise_one(h, signal);
+            self.raise_one(h, signal, 0);
         }
         self.record_task(h, w, now);
         self.task_done(h, role);

@@ -35,6 +35,8 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("domain_gpus", 1.0, 1024.0, true),
     ("oversubscription", 1.0, 1000.0, false),
     ("add_link_bytes_per_byte", 0.1, 100.0, false),
+    ("store_steps", 0.0, 1024.0, true),
+    ("move_crowd_per_cta", 0.0, 1.0, false),
 ];
 
 /// Units at the end of a name. A rate below a hundredth moves nothing in any time that somebody waits for.
@@ -66,6 +68,12 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Machine, MachineError> {
     let places = DeTable::parse(text).map_err(|error| broken(file, text, None, &error))?;
     let machine: Machine = toml::from_str(text).map_err(|error| broken(file, text, Some(places.get_ref()), &error))?;
     let at = |name: &str| MachineError::place(file, text, start_of(places.get_ref(), name).unwrap_or(0));
+    // It names files and clusters.
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if machine.name.is_empty() || !machine.name.chars().all(plain) {
+        let message = format!("name = \"{}\", allowed: letters, digits, - and _", machine.name.escape_debug());
+        return Err(MachineError::Parse { place: at("name"), message });
+    }
     for (kind, names) in
         [("gemm", machine.gemm.keys().collect::<Vec<_>>()), ("attention", machine.attention.keys().collect::<Vec<_>>())]
     {
@@ -199,6 +207,7 @@ mod tests {
         assert!(refused(&from, &from.replace("date = \"2026-", "date = \"2026-13-")).contains("gpu.hbm_gbs.date"));
         assert!(refused(&from, &from.replace("date = ", "day = ")).contains("gpu.hbm_gbs"));
         assert!(refused("[gemm.library]", "[gemm.libary]").contains("no such main loop"));
+        assert!(refused("name = \"h200-efa\"", "name = \"../up\"").contains("allowed: letters, digits, - and _"));
     }
 
     #[test]

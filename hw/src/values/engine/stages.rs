@@ -14,8 +14,12 @@ impl<'a> Engine<'a> {
             return Ok(self.park(worker, flag));
         }
         match &task.op {
+            Op::Put { .. } if self.ring_is_full(rank) => {
+                self.at_ring[rank].push(worker as u32);
+                return Ok(Next::Parked);
+            }
             Op::Put { src, dst, .. } => {
-                self.post(worker, src, &dst.region, dst.at);
+                self.push(worker, src, &dst.region, dst.at);
                 self.signal(worker, task, |_, _| true);
                 return Ok(self.complete(worker));
             }
@@ -144,6 +148,7 @@ impl<'a> Engine<'a> {
         let launch = self.roles[role].launch;
         self.workers[worker].live = None;
         self.tasks_done += 1;
+        self.tasks_left -= 1;
         let launches = self.schedule.launches.len();
         let state = &mut self.launches[rank * launches + launch];
         state.left -= 1;
