@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 use tilewire_hw::cluster::{ClusterRunner, Seat};
-use tilewire_hw::device::{self, HwError};
+use tilewire_hw::device::{self, Device, HwError};
 use tilewire_hw::lower::{Mode, lower_cluster};
 use tilewire_hw::measure::{inputs, spread};
 use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel, schedule_hash};
@@ -231,7 +231,7 @@ fn run() -> Result<bool, Box<dyn std::error::Error>> {
         _ => return Err("cluster check CUBIN | stuck CUBIN | sweep CUBIN OUT.csv BUDGET_S | one CUBIN POINT...".into()),
     };
     let cubin = std::fs::read(file)?;
-    let seats = Seat::all(&cubin, 1)?;
+    let seats = Seat::first(Device::all()?.len(), &cubin, 1)?;
     println!("{} GPUs, driver {}", seats.len(), seats[0].device.driver_version()?);
     match (command, &words[2..]) {
         ("check", []) => Ok(check(&seats)),
