@@ -193,9 +193,11 @@ fn sweep(seats: &[Seat], cubin: &str, out: &str, budget_s: f64) -> Result<(), Bo
 /// One point: `KERNEL M N K COMPUTE INTRA REDUCE [OPTION=VALUE]...`.
 fn one(seats: &[Seat], words: &[&str]) -> Result<bool, Box<dyn std::error::Error>> {
     let [name, numbers @ ..] = words else { return Err("no kernel".into()) };
-    let (numbers, options) = numbers.split_at_checked(6).ok_or("KERNEL M N K COMPUTE INTRA REDUCE [OPTION=VALUE]...")?;
+    let (numbers, options) =
+        numbers.split_at_checked(6).ok_or("KERNEL M N K COMPUTE INTRA REDUCE [OPTION=VALUE]...")?;
     let numbers = numbers.iter().map(|text| text.parse()).collect::<Result<Vec<u64>, _>>()?;
-    let options = options.iter().map(|text| text.split_once('=').ok_or("OPTION=VALUE")).collect::<Result<Vec<_>, _>>()?;
+    let options =
+        options.iter().map(|text| text.split_once('=').ok_or("OPTION=VALUE")).collect::<Result<Vec<_>, _>>()?;
     let case = (*name, [numbers[0], numbers[1], numbers[2]], &options[..]);
     let split = split(numbers[3] as u32, numbers[4] as u32, numbers[5] as u32);
     let spec = spec(&case, seats.len() as u16);

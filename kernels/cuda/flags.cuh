@@ -19,7 +19,13 @@ DEVICE void flag_add_release_system(u32* flag, u32 add) {
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(flag), "r"(add) : "memory");
 }
 
-// After a fence: one fence for several flags.
+DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Behind a fence.
+DEVICE void flag_add_relaxed(u32* flag, u32 add) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(flag), "r"(add) : "memory");
+}
 DEVICE void flag_add_relaxed_system(u32* flag, u32 add) {
   asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(flag), "r"(add) : "memory");
 }
