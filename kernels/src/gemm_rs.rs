@@ -56,6 +56,11 @@ const OPTIONS: &[OptionSpec] = &[
     MAIN_LOOP,
     OptionSpec { name: "chunk_tiles", doc: "Tiles of a chunk.", values: Values::Int { min: 1, max: 4096 } },
     OptionSpec {
+        name: "super_m",
+        doc: "Row blocks of a rank's rows that are walked before the next column of chunks.",
+        values: Values::Int { min: 1, max: 4096 },
+    },
+    OptionSpec {
         name: "output",
         doc: "Rows that a rank ends with: its own 1/W, or the 1/G of its GPU index on every node.",
         values: Values::Words(&["per_rank", "per_node"]),
@@ -126,6 +131,7 @@ impl Kernel for GemmRs {
             "drain" => pick("smem_read", "overlap"),
             "main_loop" => pick("wait_each_step", "pipelined"),
             "chunk_tiles" => Value::Int(chunk_tiles(problem.size())),
+            "super_m" => Value::Int(if published { 1 } else { 8 }),
             "output" => pick("per_node", "per_rank"),
             "staging" => pick("helper_zero", "owner_store"),
             "early_ready" | "dead_store" => Value::Bool(published),
@@ -213,6 +219,7 @@ struct Plan {
     chunks: u64,
     /// Chunks across one row block.
     chunks_across: u64,
+    super_m: u64,
     /// Chunks of a slice that one rank reduces.
     own_chunks: u64,
     per_rank: bool,
@@ -258,6 +265,7 @@ impl Plan {
             chunk_tiles,
             chunks,
             chunks_across,
+            super_m: options.int("super_m"),
             own_chunks: if per_rank { chunks / nodes } else { chunks },
             per_rank,
             owner_store: options.word("staging") == "owner_store" && gpus > 1,
@@ -331,7 +339,13 @@ impl Plan {
     fn chunk_order(&self, rank: Rank) -> impl Iterator<Item = (u64, u64)> + use<> {
         let (nodes, own, per_rank) = (self.nodes, self.own_chunks, self.per_rank);
         let node = u64::from(rank.node);
-        (0..own).flat_map(move |i| {
+        let (across, super_m) = (self.chunks_across, self.super_m.min(own / self.chunks_across));
+        (0..own).flat_map(move |index| {
+            // Whole row blocks, because a rank's rows are.
+            let first = index / (super_m * across) * super_m;
+            let height = super_m.min(own / across - first);
+            let within = index - first * across;
+            let i = (first + within % height) * across + within / height;
             let owners = if per_rank { nodes } else { 1 };
             (1..=owners).map(move |o| {
                 let dn = o % owners;
