@@ -615,24 +615,52 @@ impl Data {
         Ok(protocols)
     }
 
-    /// The rows on which fitted machine parameters were chosen: kernel, system, topology, size.
+    /// The rows on which fitted machine parameters are chosen.
     ///
     /// # Errors
     /// [`DataError`].
     pub fn fit_rows(&self) -> Result<Vec<FitRow>, DataError> {
         let table = self.table("published/fit_rows.csv")?;
-        let [kernel, system, topology, size] = table.find(["kernel", "system", "topology", "size"])?;
+        let [kernel, system, topology, size, parameters] =
+            table.find(["kernel", "system", "topology", "size", "parameters"])?;
         let mut rows = Vec::with_capacity(table.rows.len());
         for row in &table.rows {
             let cell = |column| table.cell(row, column);
-            rows.push((
-                cell(kernel).fused_kernel()?.to_owned(),
-                cell(system).filled()?.to_owned(),
-                cell(topology).filled()?.to_owned(),
-                cell(size).required("a whole number of 1 or more", |&n: &u64| n > 0)?,
-            ));
+            rows.push(FitRow {
+                kernel: cell(kernel).fused_kernel()?.to_owned(),
+                system: cell(system).filled()?.to_owned(),
+                topology: cell(topology).filled()?.to_owned(),
+                size: cell(size).required("a whole number of 1 or more", |&n: &u64| n > 0)?,
+                parameters: cell(parameters).filled()?.split_whitespace().map(str::to_owned).collect(),
+            });
         }
         Ok(rows)
+    }
+
+    /// The machine parameters that are fitted, in the order in which they are.
+    ///
+    /// # Errors
+    /// [`DataError`].
+    pub fn fit_parameters(&self) -> Result<Vec<FitParameter>, DataError> {
+        let table = self.table("published/fit_parameters.csv")?;
+        let [parameter, machines, start, low, high] =
+            table.find(["parameter", "machines", "start", "low", "high"])?;
+        let mut parameters = Vec::with_capacity(table.rows.len());
+        for row in &table.rows {
+            let number = |column| table.cell(row, column).required("a number from 0 to 1e6", |n| (0.0..=1e6).contains(n));
+            let found = FitParameter {
+                parameter: table.cell(row, parameter).filled()?.to_owned(),
+                machines: table.cell(row, machines).filled()?.split_whitespace().map(str::to_owned).collect(),
+                start: number(start)?,
+                low: number(low)?,
+                high: number(high)?,
+            };
+            if !(found.low <= found.start && found.start <= found.high && found.low < found.high) {
+                return Err(table.cell(row, start).refuse(format!("a number from low {} to high {}", found.low, found.high)));
+            }
+            parameters.push(found);
+        }
+        Ok(parameters)
     }
 
     /// How a system's bars of one kernel were measured.
@@ -887,8 +915,43 @@ impl Figure {
     }
 }
 
-/// A row on which machine parameters were fitted: kernel, system, topology, size.
-pub type FitRow = (String, String, String, u64);
+/// A published row on which machine parameters are fitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FitRow {
+    /// Fused kernel.
+    pub kernel: String,
+    /// System of the bar.
+    pub system: String,
+    /// Test bed.
+    pub topology: String,
+    /// `m`, tokens or sequence.
+    pub size: u64,
+    /// Machine parameters that are chosen on it.
+    pub parameters: Vec<String>,
+}
+
+impl FitRow {
+    /// Whether this is the row of a kernel, topology, system and size.
+    pub fn is(&self, kernel: &str, topology: &str, system: System, size: u64) -> bool {
+        (self.kernel.as_str(), self.topology.as_str(), self.system.as_str(), self.size)
+            == (kernel, topology, system.name(), size)
+    }
+}
+
+/// A machine parameter that is fitted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FitParameter {
+    /// `section.name`.
+    pub parameter: String,
+    /// Machines that share the value.
+    pub machines: Vec<String>,
+    /// Where the search begins, and the value where no row identifies it.
+    pub start: f64,
+    /// Lower bound.
+    pub low: f64,
+    /// Upper bound.
+    pub high: f64,
+}
 
 impl PublishedProtocol {
     /// The protocol as the simulator takes it.

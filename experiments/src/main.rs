@@ -19,6 +19,7 @@ mod engine;
 mod error;
 mod experiment;
 mod figures;
+mod fit;
 mod plan;
 mod plot;
 mod predict;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Sweep(args) => sweep::run(args),
         Command::Tune(args) => tune::run(args),
         Command::Figures(args) => figures::run(args),
+        Command::Fit(args) => fit::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),

@@ -274,6 +274,9 @@ section! {
         fill_wire_mib,
         /// Bandwidth of the slowest link on the path, per rank.
         bus_gbs,
+        /// GPUs of a node whose NICs carry `bus_gbs` between nodes together: with fewer it shrinks in proportion. 1 where
+        /// every rank sends through its own NIC only.
+        bus_gpus,
         /// SMs that the library takes while it runs.
         sms,
     }
@@ -408,7 +411,7 @@ impl Machine {
             if param.value == 0.0 && (name.ends_with("_gbs") || name.ends_with("_tflops")) {
                 return Err(error("a rate above 0"));
             }
-            let counts = [".sms", ".fifo_depth", ".threads", ".in_flight", ".rails", ".nodes_per_leaf", ".domain_gpus"];
+            let counts = [".sms", ".fifo_depth", ".threads", ".in_flight", ".rails", ".nodes_per_leaf", ".domain_gpus", ".bus_gpus"];
             if counts.iter().any(|count| name.ends_with(count)) && (param.value < 1.0 || param.value.fract() != 0.0) {
                 return Err(error("a whole number of 1 or more"));
             }

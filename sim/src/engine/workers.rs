@@ -18,6 +18,10 @@ pub(super) enum State {
     Start,
     /// Waits for a flag before a step.
     Step,
+    /// Waits for the first loads, or for its block to start.
+    Filling,
+    /// The first loads are there.
+    Filled,
     /// A flow runs.
     Running,
     /// The flow has ended.
@@ -52,6 +56,8 @@ pub(super) struct Worker {
     /// Task whose store is in flight.
     pub storing_task: u32,
     pub role: u16,
+    /// Role that its CTA started in: busy and waiting times are that one's.
+    pub home: u16,
     pub state: State,
     /// A store of the task before is in flight.
     pub storing: bool,
@@ -83,6 +89,7 @@ impl Worker {
         position: 0,
         storing_task: NONE,
         role: 0,
+        home: 0,
         state: State::Absent,
         storing: false,
         prefetched: false,
@@ -134,6 +141,7 @@ impl<'a> Engine<'a> {
         worker.stalled = true;
         let family = usize::from(self.t.family_of[pause.waited_for as usize]);
         s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
+        s.waited[h.role0 + usize::from(worker.home)] += waited;
     }
 
     fn wait_for(&mut self, h: &Here<'a>, w: u32, flag: u32, state: State) {
@@ -164,6 +172,7 @@ impl<'a> Engine<'a> {
                     let task = &h.program.tasks[worker.task as usize];
                     self.main_ended(h, w, task)
                 }
+                State::Filled => self.filled(h, w),
                 State::Start => {
                     let task = &h.program.tasks[worker.task as usize];
                     self.end_wait(h, w);
@@ -188,6 +197,7 @@ impl<'a> Engine<'a> {
                     true
                 }
                 State::Absent
+                | State::Filling
                 | State::Running
                 | State::Store
                 | State::Push
@@ -244,18 +254,24 @@ impl<'a> Engine<'a> {
             Work::Tile if task.waits[1] > 0 || cost.main == NONE => self.run_steps(h, w, task),
             Work::Tile => {
                 let fill = if worker.prefetched { 0 } else { cost.fill };
-                let work = cost.whole + fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                let delay = fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
                 worker.step = cost.steps;
-                let work = self.clocked(h.rank, work);
+                if delay > 0 {
+                    return self.fill(h, w, delay);
+                }
+                let work = self.clocked(h.rank, cost.whole);
                 self.run(h, w, cost.main, work)
             }
             Work::Move => {
-                let work = cost.fixed + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
                 if cost.main == NONE {
                     self.complete(h, w);
                     return true;
                 }
-                self.run(h, w, cost.main, work)
+                let block_ps = self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                if block_ps > 0 {
+                    return self.fill(h, w, block_ps);
+                }
+                self.run(h, w, cost.main, cost.fixed)
             }
             Work::Sync => {
                 self.complete(h, w);
@@ -287,6 +303,26 @@ impl<'a> Engine<'a> {
         worker.state = State::Running;
         s.sharing.start(h.class0 + class, s.timers.now, work, ended::MAIN | w);
         false
+    }
+
+    /// Lets a worker wait before its task's first flow: latency, which takes nothing from shared resources.
+    fn fill(&mut self, h: &Here<'a>, w: u32, delay: u64) -> bool {
+        let s = &mut *self.s;
+        s.workers[h.worker0 + w as usize].state = State::Filling;
+        s.timers.push(h.rank, s.timers.now + delay, kind::FILL, w, 0);
+        false
+    }
+
+    /// The first flow of a task begins, after what had to come before it.
+    fn filled(&mut self, h: &Here<'a>, w: u32) -> bool {
+        let worker = &self.s.workers[h.worker0 + w as usize];
+        let cost = self.cost_of(&h.program.tasks[worker.task as usize]);
+        if cost.work == Work::Move {
+            return self.run(h, w, cost.main, cost.fixed);
+        }
+        let fixed = if worker.step == cost.steps { cost.fixed } else { 0 };
+        let work = self.clocked(h.rank, u64::from(worker.step) * cost.step + fixed);
+        self.run(h, w, cost.main, work)
     }
 
     /// The first step that cannot run now, and the flag that holds it back.
@@ -343,13 +379,14 @@ impl<'a> Engine<'a> {
         }
         let worker = &mut self.s.workers[h.worker0 + w as usize];
         worker.step = limit;
-        let mut work = u64::from(limit - done) * cost.step;
         if done == 0 {
-            work += self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
-            if !worker.prefetched {
-                work += cost.fill;
+            let fill = if worker.prefetched { 0 } else { cost.fill };
+            let delay = fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+            if delay > 0 {
+                return self.fill(h, w, delay);
             }
         }
+        let mut work = u64::from(limit - done) * cost.step;
         if limit == cost.steps {
             work += cost.fixed;
         }
@@ -410,8 +447,8 @@ impl<'a> Engine<'a> {
         if cost.drain == Drain::Overlap {
             worker.storing = true;
             worker.state = State::Free;
-            let role = usize::from(worker.role);
-            self.s.busy[h.role0 + role] += self.busy_time(h, w);
+            let home = usize::from(worker.home);
+            self.s.busy[h.role0 + home] += self.busy_time(h, w);
             self.record_task(h, w, NEVER);
             true
         } else {
@@ -441,7 +478,8 @@ impl<'a> Engine<'a> {
             self.record_end(h, w);
         } else {
             worker.state = State::Free;
-            self.s.busy[h.role0 + role] += self.busy_time(h, w);
+            let home = usize::from(worker.home);
+            self.s.busy[h.role0 + home] += self.busy_time(h, w);
             self.make_runnable(h, w);
             self.record_task(h, w, now);
         }
@@ -454,9 +492,9 @@ impl<'a> Engine<'a> {
         let now = self.s.timers.now;
         let worker = &mut self.s.workers[h.worker0 + w as usize];
         worker.state = State::Free;
-        let role = usize::from(worker.role);
+        let (role, home) = (usize::from(worker.role), usize::from(worker.home));
         let task = &h.program.tasks[worker.task as usize];
-        self.s.busy[h.role0 + role] += self.busy_time(h, w);
+        self.s.busy[h.role0 + home] += self.busy_time(h, w);
         for signal in signals_of(h, task) {
             self.raise_one(h, signal);
         }
