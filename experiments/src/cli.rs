@@ -1,9 +1,13 @@
 //! The command line as it is parsed. [`crate::plan`] turns it into cases that are ready to run.
 
+use crate::checked::Checks;
 use crate::shape;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use tilewire_hw::values::Scheduler;
 use tilewire_kernels::OptionSet;
+use tilewire_kernels::check::{Limits, WireFormat};
 use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
 
@@ -25,6 +29,8 @@ pub enum Command {
     Sweep(SweepArgs),
     /// Search the best split of a shape and certify how far it can be from the optimum.
     Tune(TuneArgs),
+    /// Decide the hypotheses of an experiment file by replicated, seeded runs.
+    Scale(SweepArgs),
     /// Predict the published figures and plot them beside the published bars, with an error table.
     Figures(FiguresArgs),
     /// Fit the machine parameters of kind "fitted" on published rows, all of them or without a fabric or kernel.
@@ -33,8 +39,12 @@ pub enum Command {
     Schedule(ScheduleArgs),
     /// Write a simulated timeline for ui.perfetto.dev.
     Trace(TraceArgs),
-    /// Check a schedule for deadlocks, flag errors and hazards.
+    /// Prove a schedule: deadlocks, flags, resources, races; with --values also what it computes.
     Check(CheckArgs),
+    /// Run the points of an experiment file on the GPU here: CSV, like sweep's.
+    Measure(MeasureArgs),
+    /// Put predictions beside measured rows: errors, plots, cost of the recommended split.
+    Compare(CompareArgs),
     /// Say what this machine has, and what each missing part disables.
     Doctor(DoctorArgs),
 }
@@ -57,7 +67,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
     pub threads: u64,
     /// Seed of everything random.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value = "0", value_parser = whole(0, u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
     /// Draw latencies, clocks and a late rank from the machine's noise.
     #[arg(long)]
@@ -68,6 +78,27 @@ pub struct RunArgs {
     /// How warm the card is [default: sustained; with the published protocol cold where its loop ends within the machine's cold_ms].
     #[arg(long, value_enum)]
     pub clock: Option<ClockArg>,
+    /// Checker.
+    #[command(flatten)]
+    pub checks: ChecksArgs,
+}
+
+/// What is asked of the checker before a schedule is run.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct ChecksArgs {
+    /// Run in spite of fatal findings, say a tile that needs more shared memory than there is.
+    #[arg(long)]
+    pub unchecked: bool,
+    /// Look for data races too and count the hazards: once for each schedule, up to seconds on large shapes.
+    #[arg(long)]
+    pub hazards: bool,
+}
+
+impl ChecksArgs {
+    /// As the engine takes it.
+    pub const fn checks(self) -> Checks {
+        Checks { unchecked: self.unchecked, hazards: self.hazards }
+    }
 }
 
 /// How warm the card is.
@@ -239,7 +270,7 @@ pub struct PointArgs {
     pub case: CaseArgs,
     /// CTAs per role: compute=112,intra=4,send=8,reduce=8 (a role left out has 0), auto (tuned) or published
     /// [default: auto, published with --options published].
-    #[arg(long, help_heading = "Schedule")]
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
     pub split: Option<String>,
     /// Benchmark protocol [default: fair, published with --options published].
     #[arg(long, value_enum, help_heading = "Schedule")]
@@ -263,7 +294,7 @@ pub struct PredictArgs {
     pub output: Option<PathBuf>,
 }
 
-/// `sweep`.
+/// `sweep` and `scale`.
 #[derive(Args, Debug)]
 pub struct SweepArgs {
     /// Experiment.
@@ -278,7 +309,65 @@ pub struct SweepArgs {
     /// Data.
     #[command(flatten)]
     pub data: DataArgs,
+    /// Checker.
+    #[command(flatten)]
+    pub checks: ChecksArgs,
     /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `measure`.
+#[derive(Args, Debug)]
+pub struct MeasureArgs {
+    /// Experiment, as for sweep.
+    #[arg(value_name = "FILE.toml")]
+    pub file: PathBuf,
+    /// Output directory; a run that was stopped goes on from its rows [default: out/NAME-measured].
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Start no point that could end later than this after the start.
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub budget_s: Option<f64>,
+    /// Measure schedules with hazards too, and do not look for them.
+    #[arg(long)]
+    pub unchecked: bool,
+    /// Where compiled device code is kept [default: tilewire in the user's cache directory].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Data.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `compare`.
+#[derive(Args, Debug)]
+pub struct CompareArgs {
+    /// Rows that `measure` wrote.
+    #[arg(value_name = "MEASURED.csv", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Output directory.
+    #[arg(short, long, value_name = "DIR", default_value = "out/compare")]
+    pub output: PathBuf,
+    /// Exit with 3 when the median error is larger.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_median: Option<f64>,
+    /// Exit with 3 when the 95th percentile of the error is larger.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_p95: Option<f64>,
+    /// Exit with 3 when the recommended split costs more, beyond the best measured one, in the median over shapes.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub max_split_cost: Option<f64>,
+    /// Threads; 0 for one per core. Results do not depend on it.
+    #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
+    pub threads: u64,
+    /// Data.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
 }
@@ -296,11 +385,11 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub run: RunArgs,
     /// Search until no split can be faster.
-    #[arg(long, conflicts_with = "budget")]
+    #[arg(long, conflicts_with_all = ["budget", "gap"])]
     pub exhaustive: bool,
-    /// Simulations at most.
-    #[arg(long, default_value = "2000", value_parser = whole(1, 10_000_000))]
-    pub budget: u64,
+    /// Simulations at most [default: 2000, fewer where a simulation has many tasks].
+    #[arg(long, value_parser = whole(1, 10_000_000))]
+    pub budget: Option<u64>,
     /// Stop once the certified gap is this small, in percent.
     #[arg(long, default_value = "1", value_parser = percent, value_name = "PERCENT")]
     pub gap: f64,
@@ -327,6 +416,9 @@ pub struct FiguresArgs {
     /// Data directory instead of the embedded one.
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
+    /// Checker.
+    #[command(flatten)]
+    pub checks: ChecksArgs,
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -381,7 +473,7 @@ pub struct DumpArgs {
     #[command(flatten)]
     pub case: CaseArgs,
     /// Split, which is part of the hash.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "baseline")]
     pub split: Option<String>,
     /// Ranks whose tasks are written, `all` or numbers: 0,3. Default: one of each class.
     #[arg(long)]
@@ -398,7 +490,7 @@ pub struct ShowArgs {
     #[command(flatten)]
     pub case: CaseArgs,
     /// Rank whose tasks are shown.
-    #[arg(long, default_value = "0", value_parser = whole(0, 65_535))]
+    #[arg(long, default_value = "0", value_parser = whole(0, 65_535), allow_negative_numbers = true)]
     pub rank: u64,
     /// Tasks of each role.
     #[arg(long, default_value = "4", value_parser = whole(0, 1_000_000))]
@@ -457,12 +549,92 @@ pub struct CheckArgs {
     /// Schedule.
     #[command(flatten)]
     pub case: CaseArgs,
-    /// Split whose roles without CTAs count.
-    #[arg(long)]
+    /// CTAs per role, to be counted against the SMs: compute=112,send=8,... or published. Without, every role counts as
+    /// having CTAs, and --values gives each role two.
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
     pub split: Option<String>,
+    /// Room.
+    #[command(flatten)]
+    pub limits: LimitsArgs,
+    /// Also run the schedule with real values on the CPU and compare them with the reference. For small shapes: see
+    /// --set tile_m and its like.
+    #[arg(long, help_heading = "Values")]
+    pub values: bool,
+    /// First seed of inputs and interleaving.
+    #[arg(long, default_value_t = 0, requires = "values", help_heading = "Values")]
+    pub seed: u64,
+    /// Seeds for each scheduler.
+    #[arg(long, default_value = "2", value_parser = whole(1, 1_000_000), requires = "values", help_heading = "Values")]
+    pub seeds: u64,
+    /// Who moves next; may be repeated [default: all].
+    #[arg(long, value_parser = scheduler(), requires = "values", help_heading = "Values")]
+    pub scheduler: Vec<Scheduler>,
+    /// Runs in a row in the same memory, with fresh inputs and the flags of the other bank.
+    #[arg(long, default_value = "2", value_parser = whole(1, 1000), requires = "values", help_heading = "Values")]
+    pub runs: u64,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Room that a schedule must fit into, where it is not the machine's.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitsArgs {
+    /// SMs of a GPU [default: the machine's].
+    #[arg(long, value_parser = whole(1, 1024))]
+    pub sms: Option<u64>,
+    /// Bytes of shared memory of a CTA [default: the machine's].
+    #[arg(long, value_parser = whole(0, u64::from(u32::MAX)))]
+    pub shared_bytes: Option<u64>,
+    /// NIC queues of a rank [default: 64].
+    #[arg(long, value_parser = whole(0, 65_536))]
+    pub queues: Option<u64>,
+    /// Commands that the device-to-host ring holds [default: the machine's].
+    #[arg(long, value_parser = whole(0, u64::from(u32::MAX)))]
+    pub fifo_depth: Option<u64>,
+    /// Writes in flight per queue [default: the machine's].
+    #[arg(long, value_parser = whole(0, u64::from(u32::MAX)))]
+    pub in_flight: Option<u64>,
+    /// Bits of a byte offset in the transport's command [default: 64].
+    #[arg(long, value_parser = whole(1, 64))]
+    pub offset_bits: Option<u64>,
+    /// Bits of the bytes of a put [default: 32].
+    #[arg(long, value_parser = whole(1, 64))]
+    pub length_bits: Option<u64>,
+    /// Bits of the slot of an arrival word [default: 30].
+    #[arg(long, value_parser = whole(1, 64))]
+    pub slot_bits: Option<u64>,
+    /// Bits of the number of a queue [default: 16].
+    #[arg(long, value_parser = whole(1, 64))]
+    pub queue_bits: Option<u64>,
+}
+
+impl LimitsArgs {
+    /// These limits where they are given, else those.
+    pub fn over(self, limits: Limits) -> Limits {
+        let or = |given: Option<u64>, known: u32| given.map_or(known, |given| given as u32);
+        let wire = limits.wire;
+        Limits {
+            sms: or(self.sms, limits.sms),
+            shared_bytes: self.shared_bytes.unwrap_or(limits.shared_bytes),
+            queues: or(self.queues, limits.queues),
+            fifo_depth: or(self.fifo_depth, limits.fifo_depth),
+            in_flight: or(self.in_flight, limits.in_flight),
+            wire: WireFormat {
+                offset_bits: or(self.offset_bits, wire.offset_bits),
+                length_bits: or(self.length_bits, wire.length_bits),
+                slot_bits: or(self.slot_bits, wire.slot_bits),
+                queue_bits: or(self.queue_bits, wire.queue_bits),
+            },
+        }
+    }
+}
+
+fn scheduler() -> impl TypedValueParser<Value = Scheduler> {
+    let named = |name: String| Scheduler::ALL.into_iter().find(|scheduler| scheduler.name() == name);
+    PossibleValuesParser::new(Scheduler::ALL.map(Scheduler::name))
+        .map(move |name| named(name).expect("the parser takes these names only"))
 }
 
 /// `doctor`.
@@ -477,7 +649,7 @@ pub struct DoctorArgs {
 fn whole(min: u64, max: u64) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
     move |text| {
         let allowed = || format!("allowed: a whole number from {min} to {max}");
-        text.parse().ok().filter(|value| (min..=max).contains(value)).ok_or_else(allowed)
+        shape::whole(text).filter(|value| (min..=max).contains(value)).ok_or_else(allowed)
     }
 }
 
@@ -486,12 +658,18 @@ fn size(field: &'static str) -> impl Fn(&str) -> Result<u64, String> + Clone + S
 }
 
 fn number(text: &str, min: f64, max: f64, unit: &str) -> Result<f64, String> {
-    let value: Option<f64> = text.parse().ok().filter(|value| (min..=max).contains(value));
+    // Written as people write numbers: neither "+1" nor "inf" nor " 1".
+    let plain = text.starts_with(|c: char| c.is_ascii_digit());
+    let value: Option<f64> = text.parse().ok().filter(|value| plain && (min..=max).contains(value));
     value.ok_or_else(|| format!("allowed: a number from {min} to {max}{unit}"))
 }
 
 fn percent(text: &str) -> Result<f64, String> {
     number(text, 0.0, 1000.0, " %")
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    number(text, 0.0, 1e6, " s")
 }
 
 fn time(text: &str) -> Result<f64, String> {

@@ -10,9 +10,12 @@
 //! with LF line ends and without a byte order mark, so that a checkout which rewrites line ends still loads.
 //! The directory is embedded at build; [`Data::open`] reads the same layout from disk.
 
+mod rows;
+
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use tilewire_kernels::RoleSplit;
@@ -85,6 +88,16 @@ pub enum DataError {
         name: String,
         /// Name of the file.
         stem: String,
+    },
+    /// A machine file elsewhere with the name of one in the directory.
+    #[error("{file}: name = \"{name}\" is that of {known}, which differs; give this machine another name")]
+    MachineTaken {
+        /// File.
+        file: String,
+        /// Name of both.
+        name: String,
+        /// File in the directory.
+        known: String,
     },
     /// A header line that names a column twice or not at all.
     #[error("{file}:{line}: column {column} of the header is {problem}")]
@@ -446,23 +459,34 @@ impl Data {
     /// # Errors
     /// [`DataError`] for anything but a rectangular CSV that its provenance describes.
     pub fn table(&self, path: &str) -> Result<Table, DataError> {
+        self.read(path, |table| Ok(table.clone()))
+    }
+
+    /// What `rows` makes of a CSV.
+    ///
+    /// The hash comes last: whoever edits a copy of the data learns of a wrong field before being asked for a new hash.
+    fn read<T>(&self, path: &str, rows: impl FnOnce(&Table) -> Result<T, DataError>) -> Result<T, DataError> {
         let file = self.display(path);
         let toml_path = Path::new(path).with_extension("toml").display().to_string();
         let text = plain(&self.text(path)?);
         let provenance = provenance(&self.display(&toml_path), self.text(&toml_path))?;
-        let have = blake3::hash(text.as_bytes()).to_hex().to_string();
-        if have != provenance.blake3 {
-            return Err(DataError::Hash { file, have, want: provenance.blake3 });
-        }
         let table = parse_table(&file, &text, provenance)?;
         let header: BTreeSet<&str> = table.columns.iter().map(String::as_str).collect();
         let described: BTreeSet<&str> = table.provenance.columns.keys().map(String::as_str).collect();
         let problem = match (header.difference(&described).next(), described.difference(&header).next()) {
-            (Some(column), _) => format!("columns does not describe \"{column}\""),
-            (None, Some(column)) => format!("columns describes \"{column}\", which the CSV lacks"),
-            (None, None) => return Ok(table),
+            (Some(column), _) => Some(format!("columns does not describe \"{column}\"")),
+            (None, Some(column)) => Some(format!("columns describes \"{column}\", which the CSV lacks")),
+            (None, None) => None,
         };
-        Err(DataError::Provenance { file: self.display(&toml_path), problem })
+        if let Some(problem) = problem {
+            return Err(DataError::Provenance { file: self.display(&toml_path), problem });
+        }
+        let read = rows(&table)?;
+        let have = blake3::hash(text.as_bytes()).to_hex().to_string();
+        if have != table.provenance.blake3 {
+            return Err(DataError::Hash { file, have, want: table.provenance.blake3 });
+        }
+        Ok(read)
     }
 
     /// All rows of the published figures.
@@ -470,34 +494,7 @@ impl Data {
     /// # Errors
     /// [`DataError`] for a row that is not one.
     pub fn figures(&self) -> Result<Vec<Figure>, DataError> {
-        let table = self.table("published/figures.csv")?;
-        let [kernel, topology, system, tokens, seq, shape_m, metric, value, notes, source] = table
-            .find(["kernel", "topology", "system", "tokens", "seq", "shape_m", "metric", "value", "notes", "source"])?;
-        let mut figures = Vec::with_capacity(table.rows.len());
-        for row in &table.rows {
-            let cell = |column| table.cell(row, column);
-            let mut size = None;
-            for column in [tokens, seq, shape_m] {
-                size = size.or(cell(column).optional("a positive integer or nothing", |size: &u64| *size > 0)?);
-            }
-            let base = System::of(cell(system).text);
-            let mut figure = Figure {
-                kernel: cell(kernel).kernel()?.to_owned(),
-                topology: cell(topology).filled()?.to_owned(),
-                system: cell(system).filled()?.to_owned(),
-                size,
-                metric: cell(metric).metric()?,
-                value: cell(value).optional("a positive number or nothing", |v: &f64| v.is_finite() && *v > 0.0)?,
-                notes: cell(notes).text.to_owned(),
-                source: cell(source).filled()?.to_owned(),
-                standing: Standing::Shown,
-                base,
-                line: row.line,
-            };
-            figure.standing = figure.standing();
-            figures.push(figure);
-        }
-        Ok(figures)
+        self.read("published/figures.csv", rows::figures)
     }
 
     /// The rows that predictions are judged against, with the band of their replicates.
@@ -540,29 +537,7 @@ impl Data {
     /// # Errors
     /// [`DataError`] for a row that is not one.
     pub fn effective_splits(&self) -> Result<Vec<EffectiveSplit>, DataError> {
-        let table = self.table("published/effective_splits.csv")?;
-        let [kernel, nodes, size, compute, intra, send, reduce, options, note, source] = table
-            .find(["kernel", "nodes", "size", "compute", "intra", "send", "reduce", "options", "note", "source"])?;
-        let mut splits = Vec::with_capacity(table.rows.len());
-        for row in &table.rows {
-            let cell = |column| table.cell(row, column);
-            let ctas = |column| cell(column).required("a number of CTAs", |ctas: &u32| *ctas <= 1024);
-            splits.push(EffectiveSplit {
-                kernel: cell(kernel).fused_kernel()?.to_owned(),
-                nodes: cell(nodes).required("a positive integer", |nodes| *nodes > 0)?,
-                size: cell(size).required("a positive integer", |size| *size > 0)?,
-                split: RoleSplit {
-                    compute: ctas(compute)?,
-                    intra_comm: ctas(intra)?,
-                    inter_send: ctas(send)?,
-                    inter_reduce: ctas(reduce)?,
-                },
-                options: cell(options).options()?,
-                note: cell(note).text.to_owned(),
-                source: cell(source).filled()?.to_owned(),
-            });
-        }
-        Ok(splits)
+        self.read("published/effective_splits.csv", rows::effective_splits)
     }
 
     /// The split that a published kernel ran with at one shape.
@@ -585,34 +560,7 @@ impl Data {
     /// # Errors
     /// [`DataError`] for a row that is not one.
     pub fn protocols(&self) -> Result<Vec<PublishedProtocol>, DataError> {
-        let table = self.table("published/protocols.csv")?;
-        let [kernel, system, stale, isolated, launches, nvls, note, source] = table.find([
-            "kernel",
-            "system",
-            "stale_arrivals",
-            "isolated",
-            "launches",
-            "nvls_in_baseline",
-            "note",
-            "source",
-        ])?;
-        let mut protocols = Vec::with_capacity(table.rows.len());
-        for row in &table.rows {
-            let cell = |column| table.cell(row, column);
-            let name = cell(system);
-            protocols.push(PublishedProtocol {
-                kernel: cell(kernel).fused_kernel()?.to_owned(),
-                system: System::exactly(name.text)
-                    .ok_or_else(|| name.refuse(System::ALL.map(System::name).join(", ")))?,
-                stale_arrivals: cell(stale).required("true or false", |_| true)?,
-                isolated: cell(isolated).required("true or false", |_| true)?,
-                launches: cell(launches).required("a whole number of 1 or more", |&n: &u32| n > 0)?,
-                nvls_in_baseline: cell(nvls).optional("true, false or nothing", |_| true)?,
-                note: cell(note).text.to_owned(),
-                source: cell(source).filled()?.to_owned(),
-            });
-        }
-        Ok(protocols)
+        self.read("published/protocols.csv", rows::protocols)
     }
 
     /// The rows on which fitted machine parameters are chosen.
@@ -620,21 +568,7 @@ impl Data {
     /// # Errors
     /// [`DataError`].
     pub fn fit_rows(&self) -> Result<Vec<FitRow>, DataError> {
-        let table = self.table("published/fit_rows.csv")?;
-        let [kernel, system, topology, size, parameters] =
-            table.find(["kernel", "system", "topology", "size", "parameters"])?;
-        let mut rows = Vec::with_capacity(table.rows.len());
-        for row in &table.rows {
-            let cell = |column| table.cell(row, column);
-            rows.push(FitRow {
-                kernel: cell(kernel).fused_kernel()?.to_owned(),
-                system: cell(system).filled()?.to_owned(),
-                topology: cell(topology).filled()?.to_owned(),
-                size: cell(size).required("a whole number of 1 or more", |&n: &u64| n > 0)?,
-                parameters: cell(parameters).filled()?.split_whitespace().map(str::to_owned).collect(),
-            });
-        }
-        Ok(rows)
+        self.read("published/fit_rows.csv", rows::fit_rows)
     }
 
     /// The machine parameters that are fitted, in the order in which they are.
@@ -642,25 +576,7 @@ impl Data {
     /// # Errors
     /// [`DataError`].
     pub fn fit_parameters(&self) -> Result<Vec<FitParameter>, DataError> {
-        let table = self.table("published/fit_parameters.csv")?;
-        let [parameter, machines, start, low, high] =
-            table.find(["parameter", "machines", "start", "low", "high"])?;
-        let mut parameters = Vec::with_capacity(table.rows.len());
-        for row in &table.rows {
-            let number = |column| table.cell(row, column).required("a number from 0 to 1e6", |n| (0.0..=1e6).contains(n));
-            let found = FitParameter {
-                parameter: table.cell(row, parameter).filled()?.to_owned(),
-                machines: table.cell(row, machines).filled()?.split_whitespace().map(str::to_owned).collect(),
-                start: number(start)?,
-                low: number(low)?,
-                high: number(high)?,
-            };
-            if !(found.low <= found.start && found.start <= found.high && found.low < found.high) {
-                return Err(table.cell(row, start).refuse(format!("a number from low {} to high {}", found.low, found.high)));
-            }
-            parameters.push(found);
-        }
-        Ok(parameters)
+        self.read("published/fit_parameters.csv", rows::fit_parameters)
     }
 
     /// How a system's bars of one kernel were measured.
@@ -702,7 +618,7 @@ impl Data {
                 .find(|(name, _)| *name == path)
                 .map(|(_, text)| (*text).to_owned())
                 .ok_or_else(|| refuse("no such file".into())),
-            Some(root) => fs::read_to_string(root.join(path)).map_err(|error| refuse(error.to_string())),
+            Some(root) => read_text(&root.join(path)).map_err(refuse),
         }
     }
 
@@ -729,15 +645,37 @@ impl Data {
     }
 }
 
-/// A machine from a file anywhere, as `--machine FILE.toml` names it.
+/// Bytes of an input file at most: what is longer is not what was meant.
+const MAX_BYTES: u64 = 1 << 26;
+
+/// The text of an input file.
 ///
 /// # Errors
-/// [`DataError`] when it cannot be read or is no machine.
-pub fn read_machine(file: &Path) -> Result<Machine, DataError> {
+/// What the system says, or that the file is too long or no text.
+pub fn read_text(file: &Path) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let read = fs::File::open(file).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(format!("longer than {} MiB, which no input is", MAX_BYTES >> 20));
+    }
+    String::from_utf8(bytes)
+        .map_err(|error| format!("no text: not UTF-8 from byte {}", error.utf8_error().valid_up_to()))
+}
+
+/// A machine from a file anywhere, as `--machine FILE.toml` names it, and the file's text.
+///
+/// # Errors
+/// [`DataError`] when it cannot be read or is no machine, or when it has the name of another one in `data`.
+pub fn read_machine(file: &Path, data: &Data) -> Result<(Machine, String), DataError> {
     let name = file.display().to_string();
-    let text =
-        fs::read_to_string(file).map_err(|error| DataError::Read { file: name.clone(), message: error.to_string() })?;
-    Ok(Machine::parse(&name, &plain(&text))?)
+    let text = read_text(file).map_err(|message| DataError::Read { file: name.clone(), message })?;
+    let machine = Machine::parse(&name, &plain(&text))?;
+    if data.machine_names()?.contains(&machine.name) && plain(&data.machine_text(&machine.name)?) != plain(&text) {
+        let known = data.display(&format!("machines/{}.toml", machine.name));
+        return Err(DataError::MachineTaken { file: name, name: machine.name, known });
+    }
+    Ok((machine, text))
 }
 
 impl Table {

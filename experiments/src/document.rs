@@ -1,9 +1,9 @@
 //! TOML read by hand, so that every error names file, line, column and key.
 
+use crate::data::read_text;
 use crate::error::ExperimentError;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -38,8 +38,7 @@ impl Document {
     /// # Errors
     /// [`ExperimentError::Read`] when it cannot be read or is not UTF-8.
     pub fn read(file: &Path) -> Result<Self, ExperimentError> {
-        let text = fs::read_to_string(file)
-            .map_err(|error| ExperimentError::Read { file: file.to_owned(), message: error.to_string() })?;
+        let text = read_text(file).map_err(|message| ExperimentError::Read { file: file.to_owned(), message })?;
         Ok(Self::new(file.display().to_string(), &text))
     }
 
@@ -70,11 +69,15 @@ impl Document {
     }
 
     fn refuse(&self, start: usize, key: &str, problem: &str) -> ExperimentError {
+        ExperimentError::refused(self.place(start, key), problem)
+    }
+
+    fn place(&self, start: usize, key: &str) -> String {
         let before = self.text.get(..start).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
         let key = if key.is_empty() { String::new() } else { format!(": {key}") };
-        ExperimentError::refused(format!("{}:{line}:{column}{key}", self.file), problem)
+        format!("{}:{line}:{column}{key}", self.file)
     }
 }
 
@@ -133,6 +136,11 @@ impl<'a> Table<'a> {
 }
 
 impl<'a> Node<'a> {
+    /// File, line, column and key of this value, for errors that are found later.
+    pub fn place(&self) -> String {
+        self.document.place(self.start, &self.key)
+    }
+
     /// An error at this value.
     pub fn refuse(&self, problem: impl AsRef<str>) -> ExperimentError {
         self.document.refuse(self.start, &self.key, problem.as_ref())

@@ -1,21 +1,21 @@
 //! The one place that builds schedules and calls the checker and the simulator.
 
+use crate::checked::{self, Checked};
 use crate::error::ExperimentError;
 use crate::plan::{Case, SplitChoice};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tilewire_kernels::check::{Finding, Severity, check_fatal, has_fatal};
 use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
 use tilewire_sim::tune::{TuneConfig, Tuned, tune};
-use tilewire_sim::{Clock, Prediction, SimError, Simulation};
+use tilewire_sim::{Clock, Execution, Prediction, SimError, Simulation};
+
+/// Memory that a simulation may need, GiB.
+const MAX_GIB: u64 = 32;
 
 /// Simulations that `auto` may spend on a split.
-const AUTO_BUDGET: usize = 400;
-
-/// Certified gap at which `auto` stops.
-const AUTO_GAP: f64 = 0.01;
+const AUTO_SIMULATIONS: usize = 400;
 
 /// A case whose schedule is built, checked and compiled: it runs any number of splits.
 pub struct Prepared {
@@ -26,8 +26,8 @@ pub struct Prepared {
     /// The same with a cold card, where the protocol's loop decides.
     cold: Option<Simulation>,
     clock: Clock,
-    /// Hazards that the checker reports.
-    pub hazards: usize,
+    /// What the checker found.
+    checked: Checked,
     name: String,
 }
 
@@ -67,8 +67,13 @@ pub struct Answer {
     /// The prediction.
     #[serde(flatten)]
     pub prediction: Prediction,
-    /// Hazards of the schedule.
-    pub hazards: usize,
+    /// Fatal findings of the checker that it was run in spite of.
+    pub fatal: usize,
+    /// Hazards of the schedule; none where races were not looked for.
+    pub hazards: Option<usize>,
+    /// Hazards that the checker sees without looking for races.
+    #[serde(skip)]
+    pub hazards_seen: usize,
     /// Hash of the schedule with its split.
     pub schedule_hash: String,
 }
@@ -89,23 +94,22 @@ pub fn build(case: &Case) -> Result<Schedule, ExperimentError> {
     case.kernel.build(&case.spec()).map_err(|source| ExperimentError::Build { case: case.to_string(), source })
 }
 
-/// Findings of the checker that depend on no split.
-///
-/// # Errors
-/// [`ExperimentError::Finding`] when one of them is fatal.
-pub fn hazards(case: &Case, schedule: &Schedule) -> Result<usize, ExperimentError> {
-    let findings = check_fatal(schedule, None);
-    if has_fatal(&findings) {
-        return Err(ExperimentError::Finding(fatal_text(case, &findings)));
+/// Refuses what would not fit into memory: tasks of every skeleton, flags of every simulated rank.
+fn limit_memory(case: &Case, schedule: &Schedule) -> Result<(), ExperimentError> {
+    const TASK_BYTES: u64 = 128;
+    const FLAG_BYTES: u64 = 16;
+    let cluster = schedule.cluster;
+    let all = case.noise || case.execution == Execution::Full;
+    let nodes = if all || !schedule.symmetry.nodes { u64::from(cluster.nodes) } else { 1 };
+    let gpus = if all || !schedule.symmetry.gpus { u64::from(cluster.gpus_per_node) } else { 1 };
+    let flags: u64 = schedule.flags.iter().map(|family| u64::from(family.slots)).sum();
+    let tasks = (schedule.representatives().len() as u64).saturating_mul(case.tiles()).saturating_mul(TASK_BYTES);
+    let bytes = (nodes * gpus * FLAG_BYTES).saturating_mul(flags).saturating_add(tasks);
+    if bytes >> 30 < MAX_GIB {
+        return Ok(());
     }
-    Ok(findings.iter().filter(|finding| finding.severity == Severity::Hazard).count())
-}
-
-fn fatal_text(case: &Case, findings: &[Finding]) -> String {
-    let fatal: Vec<&Finding> = findings.iter().filter(|finding| finding.severity == Severity::Fatal).collect();
-    let first = fatal.first().map_or_else(String::new, ToString::to_string);
-    let more = if fatal.len() > 1 { format!("\n  and {} more", fatal.len() - 1) } else { String::new() };
-    format!("{first}\n  in {case}{more}")
+    let problem = format!("would take some {} GiB, allowed: {MAX_GIB}; choose a smaller shape or cluster", bytes >> 30);
+    Err(ExperimentError::refused(case.to_string(), problem))
 }
 
 impl Prepared {
@@ -115,7 +119,8 @@ impl Prepared {
     /// [`ExperimentError`] for shapes that do not fit and schedules that cannot run.
     pub fn new(case: &Case) -> Result<Self, ExperimentError> {
         let schedule = build(case)?;
-        let hazards = hazards(case, &schedule)?;
+        limit_memory(case, &schedule)?;
+        let checked = checked::check(case, &schedule)?;
         let name = case.to_string();
         let simulation = |clock| {
             Simulation::new(&schedule, &case.target.machine, &case.config(clock))
@@ -124,7 +129,7 @@ impl Prepared {
         let clock = case.clock.unwrap_or_default();
         let cold = if case.clock.is_none() { Some(simulation(Clock::Cold)?) } else { None };
         let simulation = simulation(clock)?;
-        Ok(Self { schedule, simulation, cold, clock, hazards, name })
+        Ok(Self { schedule, simulation, cold, clock, checked, name })
     }
 
     /// Checks that a split fits the machine and gives every role with work a CTA, and no other.
@@ -143,7 +148,7 @@ impl Prepared {
         match case.split {
             SplitChoice::Fixed(split) => Ok(split),
             SplitChoice::Auto => {
-                let config = TuneConfig { budget: Some(AUTO_BUDGET), gap: AUTO_GAP };
+                let config = TuneConfig::prompt(&self.simulation, AUTO_SIMULATIONS);
                 Ok(self.tune(&[], &config, &|_| ())?.split)
             }
         }
@@ -172,7 +177,9 @@ impl Prepared {
             seed: case.seed,
             noise: case.noise,
             prediction,
-            hazards: self.hazards,
+            fatal: self.checked.fatal,
+            hazards: self.checked.hazards,
+            hazards_seen: self.checked.seen,
             schedule_hash: schedule_hash(&self.schedule, split).to_string(),
         })
     }

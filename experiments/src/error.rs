@@ -2,6 +2,7 @@
 
 use crate::data::DataError;
 use std::path::{Path, PathBuf};
+use tilewire_hw::device::HwError;
 use tilewire_kernels::BuildError;
 use tilewire_sim::SimError;
 
@@ -35,6 +36,9 @@ pub enum ExperimentError {
         /// What the system says.
         message: String,
     },
+    /// Standard output takes no more.
+    #[error("standard output: {0}")]
+    Output(String),
     /// A shape, cluster and options that do not fit together.
     #[error("{source}\n  in {case}")]
     Build {
@@ -54,6 +58,17 @@ pub enum ExperimentError {
     /// A claim that does not hold, or a schedule with fatal findings.
     #[error("{0}")]
     Finding(String),
+    /// No hardware here.
+    #[error("{0}; nothing was run or written; `tilewire doctor` says what is here")]
+    NoHardware(HwError),
+    /// What the hardware, or its backend, did not do.
+    #[error("{source}\n  in {case}")]
+    Hardware {
+        /// The case.
+        case: String,
+        /// The backend's words.
+        source: HwError,
+    },
     /// Ctrl-C.
     #[error("interrupted: {done} of {points} points are done, their rows are kept")]
     Interrupted {
@@ -70,15 +85,26 @@ impl ExperimentError {
         Self::Refused { place: place.into(), problem: problem.into() }
     }
 
+    /// A case that is refused, at the place in an experiment file that asks for it.
+    pub fn at(self, place: &str) -> Self {
+        match self {
+            Self::Build { .. } | Self::Sim { .. } => Self::refused(place, self.to_string()),
+            other => other,
+        }
+    }
+
     /// A failed write.
     pub fn write(path: &Path, error: impl std::fmt::Display) -> Self {
         Self::Write { path: path.to_owned(), message: error.to_string() }
     }
 
-    /// 2 for input, 3 for a finding, 130 after Ctrl-C. 4, hardware missing, belongs to the commands that need some.
+    /// 2 for input, 3 for a finding, 4 for missing or failing hardware, 130 after Ctrl-C.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Finding(_) | Self::Sim { source: SimError::Stuck { .. }, .. } => 3,
+            Self::Finding(_)
+            | Self::Sim { source: SimError::Stuck { .. }, .. }
+            | Self::Hardware { source: HwError::Stuck(_), .. } => 3,
+            Self::NoHardware(_) | Self::Hardware { source: HwError::Cuda { .. }, .. } => 4,
             Self::Interrupted { .. } => 130,
             _ => 2,
         }

@@ -30,11 +30,27 @@
 //! where    = { m = 8192 }
 //! at_most  = 8
 //! ```
+//!
+//! `scale` reads the same files, with these keys instead of `expect`; noise is drawn unless `noise = false`:
+//!
+//! ```toml
+//! replicates = 30                        # seeds seed, seed + 1, ...
+//! confidence = 0.95
+//!
+//! [[hypothesis]]
+//! claim    = "at 64 nodes the fused form is at least 1.1 times as fast"
+//! column   = "time_us"
+//! of       = { form = "unfused", cluster = "64x8" }
+//! than     = { form = "fused", cluster = "64x8" }    # the claim is about the ratio of / than; left out: about `of`
+//! at_least = 1.1
+//! ```
 
+use crate::checked::Checks;
 use crate::cli::ProtocolArg;
 use crate::document::{Document, Node, Table};
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Draft, Part, ResolveError, Source, SplitChoice};
+use crate::row::Outcome;
 use crate::shape;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -44,6 +60,12 @@ use tilewire_sim::predict::Clock;
 
 /// Points of an experiment at most.
 const MAX_POINTS: usize = 1_000_000;
+
+/// Replicates of a study at most.
+const MAX_REPLICATES: u64 = 10_000;
+
+/// Seeds at most, so that every replicate has one of its own.
+const MAX_SEED: u64 = u64::MAX - MAX_REPLICATES;
 
 /// A question and its points.
 pub struct Experiment {
@@ -61,6 +83,40 @@ pub struct Experiment {
     pub too_large: usize,
     /// Claims.
     pub expect: Vec<Expect>,
+    /// Where the file says the shape, for builders that refuse it.
+    pub shape_place: String,
+    /// Where the file says the splits, for machines that they do not fit.
+    pub split_place: String,
+    /// What `scale` runs the points for.
+    pub study: Option<Study>,
+}
+
+/// Hypotheses and the replicates that decide them.
+#[derive(Clone, Debug)]
+pub struct Study {
+    /// Replicates, each with a seed of its own.
+    pub replicates: u64,
+    /// Level of the confidence intervals.
+    pub confidence: f64,
+    /// Hypotheses.
+    pub hypotheses: Vec<Hypothesis>,
+}
+
+/// A claim about one point, or about the ratio of two.
+#[derive(Clone, Debug)]
+pub struct Hypothesis {
+    /// In words.
+    pub claim: String,
+    /// Column with a number.
+    pub column: String,
+    /// The point, or the dividend.
+    pub of: usize,
+    /// The divisor.
+    pub than: Option<usize>,
+    /// Least value.
+    pub at_least: Option<f64>,
+    /// Largest value.
+    pub at_most: Option<f64>,
 }
 
 /// Points that share a schedule.
@@ -131,25 +187,61 @@ impl Experiment {
     /// [`ExperimentError`] with file, line, column and key.
     pub fn read(file: &Path, source: &Source) -> Result<Self, ExperimentError> {
         let name = file.file_stem().map_or_else(|| "experiment".into(), |stem| stem.to_string_lossy().into_owned());
-        Self::new(name, &Document::read(file)?, source)
+        Self::new(name, &Document::read(file)?, source, 0)
     }
 
-    fn new(name: String, document: &Document, source: &Source) -> Result<Self, ExperimentError> {
+    /// The same points for another replicate: the seed is `replicate` larger.
+    ///
+    /// # Errors
+    /// As [`Experiment::read`].
+    pub fn replicate(&self, replicate: u64, source: &Source) -> Result<Self, ExperimentError> {
+        Self::new(self.name.clone(), &Document::new(self.name.clone(), &self.text), source, replicate)
+    }
+
+    fn new(name: String, document: &Document, source: &Source, replicate: u64) -> Result<Self, ExperimentError> {
         let parsed = document.parse()?;
         let root = document.root(&parsed);
         let question = root.require("question")?.text()?.to_owned();
-        let seed = root.get("seed").map_or(Ok(0), |node| node.whole(0, u64::MAX))?;
-        let noise = root.get("noise").map_or(Ok(false), |node| node.boolean())?;
+        let hypothesis_node = root.get("hypothesis");
+        let seed = root.get("seed").map_or(Ok(0), |node| node.whole(0, MAX_SEED))? + replicate;
+        let noise = root.get("noise").map_or(Ok(hypothesis_node.is_some()), |node| node.boolean())?;
         let execution = root.get("execution").map_or(Ok(Execution::Folded), |node| node.word(EXECUTIONS))?;
         let clock = root.get("clock").map(|node| node.word(CLOCKS)).transpose()?;
         let axes = Axes::read(&root)?;
-        let split_node = root.require("split")?;
-        let splits = Splits::read(&split_node)?;
+        let (split_node, splits) = match root.get("split") {
+            // Launches of the unfused form take the SMs that they can get.
+            None if axes.baselines == [true] => (axes.shape_node.clone(), Splits::List(Vec::new())),
+            Some(node) if axes.baselines == [true] => {
+                return Err(node.refuse("the unfused form has no split; remove it, or add false to baseline"));
+            }
+            _ => {
+                let node = root.require("split")?;
+                (node.clone(), Splits::read(&node)?)
+            }
+        };
         let expect = root.get("expect").map_or_else(|| Ok(Vec::new()), |node| expectations(&node))?;
+        let replicates = root.get("replicates");
+        let confidence = root.get("confidence");
+        if let (None, Some(node)) = (&hypothesis_node, replicates.as_ref().or(confidence.as_ref())) {
+            return Err(node.refuse("belongs to [[hypothesis]], and there is none"));
+        }
+        if let (Some(node), false) = (&hypothesis_node, expect.is_empty()) {
+            return Err(node.refuse("stands beside [[expect]]; `scale` decides the one, `sweep` checks the other"));
+        }
         root.finish()?;
 
-        let mut experiment =
-            Self { name, question, text: document.text().to_owned(), seed, groups: Vec::new(), too_large: 0, expect };
+        let mut experiment = Self {
+            name,
+            question,
+            text: document.text().to_owned(),
+            seed,
+            groups: Vec::new(),
+            too_large: 0,
+            expect,
+            shape_place: axes.shape_node.place(),
+            split_place: split_node.place(),
+            study: None,
+        };
         let base = Draft {
             kernel: String::new(),
             cluster: String::new(),
@@ -163,12 +255,81 @@ impl Experiment {
             noise,
             execution,
             clock,
+            checks: Checks::default(),
         };
         axes.for_each(&base, source, |draft, case| experiment.add(case, draft, &splits, source, &split_node))?;
         if experiment.points() == 0 {
             return Err(split_node.refuse("no split of the grid fits the SMs of the machine; lower the counts"));
         }
+        if let Some(node) = hypothesis_node {
+            experiment.study = Some(Study {
+                replicates: replicates.map_or(Ok(20), |node| node.whole(2, MAX_REPLICATES))?,
+                confidence: confidence.map_or(Ok(0.95), |node| share(&node))?,
+                hypotheses: node.list()?.iter().map(|node| experiment.hypothesis(node)).collect::<Result<_, _>>()?,
+            });
+        }
         Ok(experiment)
+    }
+
+    fn hypothesis(&self, node: &Node<'_>) -> Result<Hypothesis, ExperimentError> {
+        let table = node
+            .table()
+            .ok_or_else(|| node.refuse("allowed: a table with claim, column, of, than, at_least, at_most"))?;
+        let column = number_column(&table.require("column")?)?;
+        let hypothesis = Hypothesis {
+            claim: table.require("claim")?.text()?.to_owned(),
+            column,
+            of: self.point(&table.require("of")?)?,
+            than: table.get("than").map(|node| self.point(&node)).transpose()?,
+            at_least: table.get("at_least").map(|node| node.number()).transpose()?,
+            at_most: table.get("at_most").map(|node| node.number()).transpose()?,
+        };
+        claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
+        table.finish()?;
+        Ok(hypothesis)
+    }
+
+    /// The same points, with what is asked of the checker.
+    #[must_use]
+    pub fn checked(mut self, checks: Checks) -> Self {
+        self.groups.iter_mut().for_each(|group| group.case.checks = checks);
+        self
+    }
+
+    /// Cases with their splits, in order.
+    pub fn cases(&self) -> impl Iterator<Item = (&Case, SplitChoice)> {
+        self.groups.iter().flat_map(|group| group.splits.iter().map(|&split| (&group.case, split)))
+    }
+
+    /// The one point that a filter leaves.
+    fn point(&self, node: &Node<'_>) -> Result<usize, ExperimentError> {
+        let filter = filter(node)?;
+        let columns = crate::row::columns();
+        let place = |name: &str| columns.iter().position(|column| column == name);
+        let known = place("status").expect("a column of every row");
+        if let Some((name, _)) = filter.iter().find(|(name, _)| place(name).is_none_or(|place| place >= known)) {
+            return Err(
+                node.refuse(format!("{name} is known only after a run; allowed: {}", columns[..known].join(", ")))
+            );
+        }
+        let matches: Vec<usize> = self
+            .cases()
+            .enumerate()
+            .filter(|(_, (case, split))| {
+                let split = if let SplitChoice::Fixed(split) = split { *split } else { RoleSplit::default() };
+                let fields = crate::row::fields(case, &Outcome::Failed(split, String::new()));
+                filter.iter().all(|(name, value)| place(name).is_some_and(|place| fields[place] == *value))
+            })
+            .map(|(index, _)| index)
+            .collect();
+        match matches[..] {
+            [index] => Ok(index),
+            _ => Err(node.refuse(format!(
+                "matches {} of {} points, allowed: one; name more columns or other values",
+                matches.len(),
+                self.points()
+            ))),
+        }
     }
 
     /// Number of points.
@@ -193,7 +354,11 @@ impl Experiment {
                         let draft = Draft { split: Some(text.clone()), ..draft.clone() };
                         draft.resolve(source).map(|case| case.split).map_err(|error| placed(error, |_| node.clone()))
                     };
-                    list.iter().map(resolve).collect::<Result<_, _>>()?
+                    let choices: Vec<SplitChoice> = list.iter().map(resolve).collect::<Result<_, _>>()?;
+                    if let Some(i) = (1..choices.len()).find(|&i| choices[..i].contains(&choices[i])) {
+                        return Err(list[i].0.refuse(format!("\"{}\" is a split that stands before", list[i].1)));
+                    }
+                    choices
                 }
                 Splits::Grid(grid) => {
                     let sms = case.target.machine.gpu.sms.value as u32;
@@ -456,21 +621,8 @@ fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
     for node in node.list()? {
         let table =
             node.table().ok_or_else(|| node.refuse("allowed: a table with claim, of, column, at_least, at_most"))?;
-        let column_node = table.require("column")?;
-        let column = column_node.text()?.to_owned();
-        known_column(&column_node, &column)?;
-        let filter = match table.get("where") {
-            None => Vec::new(),
-            Some(node) => {
-                let filter = node.table().ok_or_else(|| node.refuse("allowed: a table of columns and values"))?;
-                let mut pairs = Vec::new();
-                for (name, value) in filter.entries() {
-                    known_column(&value, &name)?;
-                    pairs.push((name, value.scalar()?));
-                }
-                pairs
-            }
-        };
+        let column = number_column(&table.require("column")?)?;
+        let filter = table.get("where").map_or_else(|| Ok(Vec::new()), |node| filter(&node))?;
         let expect = Expect {
             claim: table.require("claim")?.text()?.to_owned(),
             of: table.require("of")?.word(&[("best", Of::Best), ("worst", Of::Worst), ("every", Of::Every)])?,
@@ -479,13 +631,38 @@ fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
             at_least: table.get("at_least").map(|node| node.number()).transpose()?,
             at_most: table.get("at_most").map(|node| node.number()).transpose()?,
         };
-        if expect.at_least.is_none() && expect.at_most.is_none() {
-            return Err(table.refuse("claims nothing, allowed: at_least, at_most or both"));
-        }
+        claims_something(&table, expect.at_least, expect.at_most)?;
         table.finish()?;
         all.push(expect);
     }
     Ok(all)
+}
+
+fn claims_something(table: &Table<'_>, at_least: Option<f64>, at_most: Option<f64>) -> Result<(), ExperimentError> {
+    match (at_least, at_most) {
+        (None, None) => Err(table.refuse("claims nothing, allowed: at_least, at_most or both")),
+        (Some(low), Some(high)) if low > high => {
+            Err(table.refuse(&format!("at_least = {low} above at_most = {high}: nothing satisfies both")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Columns and the values that a row must have.
+fn filter(node: &Node<'_>) -> Result<Vec<(String, String)>, ExperimentError> {
+    let table = node.table().ok_or_else(|| node.refuse("allowed: a table of columns and values"))?;
+    let pair = |(name, value): (String, Node<'_>)| {
+        known_column(&value, &name)?;
+        value.scalar().map(|value| (name, value))
+    };
+    table.entries().into_iter().map(pair).collect()
+}
+
+/// A level of confidence.
+fn share(node: &Node<'_>) -> Result<f64, ExperimentError> {
+    let level = node.number()?;
+    let allowed = || node.refuse(format!("{level}, allowed: a number from 0.5 to 0.9999"));
+    if (0.5..=0.9999).contains(&level) { Ok(level) } else { Err(allowed()) }
 }
 
 fn known_column(node: &Node<'_>, name: &str) -> Result<(), ExperimentError> {
@@ -496,13 +673,23 @@ fn known_column(node: &Node<'_>, name: &str) -> Result<(), ExperimentError> {
     Err(node.refuse(format!("no column \"{name}\", allowed: {}", known.join(", "))))
 }
 
+/// The name of a column of numbers.
+fn number_column(node: &Node<'_>) -> Result<String, ExperimentError> {
+    let name = node.text()?;
+    known_column(node, name)?;
+    if crate::row::is_number(name) {
+        return Ok(name.to_owned());
+    }
+    Err(node.refuse(format!("\"{name}\" holds words, allowed: a column of numbers")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Experiment, ExperimentError> {
         let source = Source::new(None, None).expect("the embedded data");
-        Experiment::new("x".into(), &Document::new("x.toml".into(), text), &source)
+        Experiment::new("x".into(), &Document::new("x.toml".into(), text), &source, 0)
     }
 
     const HEAD: &str = "question = \"?\"\nkernel = \"gemm_rs\"\ncluster = \"2x8-h200-efa\"\n";

@@ -11,6 +11,7 @@
 //!
 //! Error of a row = |ln(predicted / published)|; of a group = exp(mean) - 1.
 
+use crate::checked::Checks;
 use crate::cli::{FiguresArgs, ProtocolArg};
 use crate::data::{Data, Figure, FitRow, JUDGED_FROM_SIZE, Judged, Metric, System};
 use crate::engine::{Answer, Prepared};
@@ -109,7 +110,17 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
     // Read before anything is written, so that a mistake in an experiment costs no time.
     let experiments: Vec<Experiment> =
         args.with.iter().map(|file| Experiment::read(file, &source)).collect::<Result<_, _>>()?;
-    let (bars, failures) = predict(&source)?;
+    for (i, experiment) in experiments.iter().enumerate() {
+        // Each has a directory of its name, beside that of the figures.
+        if experiment.name == "figures" || experiments[..i].iter().any(|other| other.name == experiment.name) {
+            let problem =
+                format!("\"{}\" is the name of another output here, allowed: names that differ", experiment.name);
+            return Err(ExperimentError::refused("--with", problem));
+        }
+    }
+    let checks = args.checks.checks();
+    let experiments: Vec<Experiment> = experiments.into_iter().map(|experiment| experiment.checked(checks)).collect();
+    let (bars, failures) = predict(&source, checks)?;
     let mut machines = BTreeMap::new();
     for bar in &bars {
         machines.insert(bar.machine, source.data.machine(bar.machine)?);
@@ -150,7 +161,7 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
     match finding {
         None => Ok(text),
         Some(finding) => {
-            print!("{text}");
+            crate::print(&text)?;
             Err(finding)
         }
     }
@@ -183,12 +194,12 @@ pub(crate) fn published(data: &Data) -> Result<Vec<(Figure, Option<Judged>)>, Ex
     Ok(bars)
 }
 
-fn predict(source: &Source) -> Result<Bars, ExperimentError> {
+fn predict(source: &Source, checks: Checks) -> Result<Bars, ExperimentError> {
     let published = published(&source.data)?;
     let fit_rows = source.data.fit_rows()?;
     let bar = progress::bar(published.len() as u64, "figures");
     let predict = |(figure, judged): &(Figure, Option<Judged>)| {
-        let predicted = predict_bar(source, figure, judged.as_ref(), &fit_rows);
+        let predicted = predict_bar(source, checks, figure, judged.as_ref(), &fit_rows);
         bar.inc(1);
         predicted
     };
@@ -213,6 +224,7 @@ fn predict(source: &Source) -> Result<Bars, ExperimentError> {
 /// [`ExperimentError`] for a row that no case stands for.
 pub(crate) fn case_of(
     source: &Source,
+    checks: Checks,
     figure: &Figure,
     protocol: ProtocolArg,
 ) -> Result<(Case, RoleSplit), ExperimentError> {
@@ -238,6 +250,7 @@ pub(crate) fn case_of(
         noise: false,
         execution: Execution::Folded,
         clock: None,
+        checks,
     };
     let case = draft.resolve(source).map_err(plan::flagged)?;
     let SplitChoice::Fixed(split) = case.split else { return Err(missing("no split")) };
@@ -246,6 +259,7 @@ pub(crate) fn case_of(
 
 fn predict_bar(
     source: &Source,
+    checks: Checks,
     figure: &Figure,
     judged: Option<&Judged>,
     fit_rows: &[FitRow],
@@ -256,7 +270,7 @@ fn predict_bar(
     let size = figure.size.ok_or_else(|| missing("no size"))?;
     let published = figure.value.ok_or_else(|| missing("no value"))?;
     let answer = |protocol: ProtocolArg| {
-        let (case, split) = case_of(source, figure, protocol)?;
+        let (case, split) = case_of(source, checks, figure, protocol)?;
         Prepared::new(&case)?.predict(&case, &split)
     };
     let predicted = answer(ProtocolArg::Published)?;
@@ -269,9 +283,7 @@ fn predict_bar(
         published,
         band: judged.map_or((published, published), |row| row.band_tflops),
         judged: judged.is_some(),
-        fitted: fit_rows
-            .iter()
-            .any(|row| row.is(&figure.kernel, &figure.topology, system, size)),
+        fitted: fit_rows.iter().any(|row| row.is(&figure.kernel, &figure.topology, system, size)),
         fair: answer(ProtocolArg::Fair)?,
         predicted,
     })

@@ -14,8 +14,9 @@
 //! fitted on the other published rows of the kernels that carry it; without those it is taken from a machine of another
 //! fabric, and last from `start`.
 
+use crate::checked::Checks;
 use crate::cli::{FitArgs, ProtocolArg};
-use crate::data::{FitParameter, System};
+use crate::data::{Figure, FitParameter, Judged, System};
 use crate::error::ExperimentError;
 use crate::figures;
 use crate::plan::{Case, Source};
@@ -40,6 +41,8 @@ const TOLERANCE: f64 = 4e-3;
 
 /// Digits of a fitted value.
 const DIGITS: i32 = 3;
+
+type Published = (Figure, Option<Judged>);
 
 type Machines = BTreeMap<&'static str, Machine>;
 
@@ -117,8 +120,14 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
     crate::threads(args.threads)?;
     let source = Source::new(args.data.as_deref(), None)?;
     let parameters = source.data.fit_parameters()?;
-    let rows = rows(&source)?;
-    let experiments = experiments(args, &rows)?;
+    let published = figures::published(&source.data)?;
+    let experiments = experiments(args, &published)?;
+    // Refused before anything is computed.
+    let output = match &args.output {
+        Some(directory) => Some(Output::create(&directory.join("fit"), "fit", None, None, &source, &[])?),
+        None => None,
+    };
+    let rows = rows(&source, &published)?;
     let base = machines(&source, &rows, &parameters)?;
     let bar = progress::counter("fit");
     let (full, all) = fit(&parameters, &base, &rows, &LeftOut::Nothing, &bar)?;
@@ -132,8 +141,8 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
         report.left_out_parameters.insert(left_out.to_string(), fitted);
     }
     bar.finish_and_clear();
-    if let Some(directory) = &args.output {
-        write(&source, directory, &report)?;
+    if let Some(output) = &output {
+        write(&source, output, &report)?;
     }
     let text = if args.json {
         serde_json::to_string_pretty(&report).expect("a report has only plain fields") + "\n"
@@ -144,7 +153,12 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
         .parameters
         .iter()
         .filter(|fitted| (fitted.value - fitted.in_files).abs() > 1e-9)
-        .map(|fitted| format!("{} of {} is {}, the fit gives {}", fitted.parameter, fitted.machines, fitted.in_files, fitted.value))
+        .map(|fitted| {
+            format!(
+                "{} of {} is {}, the fit gives {}",
+                fitted.parameter, fitted.machines, fitted.in_files, fitted.value
+            )
+        })
         .collect();
     if stale.is_empty() {
         return Ok(text);
@@ -157,9 +171,9 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
 }
 
 impl LeftOut {
-    fn parse(text: &str, keep_host: bool, rows: &[FigureRow]) -> Result<Self, ExperimentError> {
-        let mut fabrics: Vec<&str> = rows.iter().map(FigureRow::fabric).collect();
-        let mut kernels: Vec<&str> = rows.iter().map(|row| row.kernel.as_str()).collect();
+    fn parse(text: &str, keep_host: bool, published: &[Published]) -> Result<Self, ExperimentError> {
+        let mut fabrics: Vec<&str> = published.iter().map(|(figure, _)| fabric(&figure.topology)).collect();
+        let mut kernels: Vec<&str> = published.iter().map(|(figure, _)| figure.kernel.as_str()).collect();
         for names in [&mut fabrics, &mut kernels] {
             names.sort_unstable();
             names.dedup();
@@ -179,7 +193,7 @@ impl LeftOut {
     fn leaves_out(&self, row: &FigureRow) -> bool {
         match self {
             Self::Nothing => false,
-            Self::Fabric(fabric, keep_host) => row.fabric() == fabric && !(*keep_host && row.is_host_row()),
+            Self::Fabric(name, keep_host) => fabric(&row.topology) == name && !(*keep_host && row.is_host_row()),
             Self::Kernel(kernel) => row.kernel == *kernel,
         }
     }
@@ -196,11 +210,12 @@ impl std::fmt::Display for LeftOut {
     }
 }
 
-impl FigureRow {
-    fn fabric(&self) -> &str {
-        self.topology.rsplit('-').next().unwrap_or_default()
-    }
+/// The fabric of a test bed: the end of its name.
+fn fabric(topology: &str) -> &str {
+    topology.rsplit('-').next().unwrap_or_default()
+}
 
+impl FigureRow {
     /// Only costs of the host are fitted on it, no property of GPUs or network.
     fn is_host_row(&self) -> bool {
         !self.parameters.is_empty() && self.parameters.iter().all(|name| name.starts_with("launch."))
@@ -209,9 +224,8 @@ impl FigureRow {
     /// ln(predicted / published) on a machine, under the protocol that the bar had.
     fn log_error(&self, machines: &Machines) -> Result<f64, ExperimentError> {
         let refuse = |source| ExperimentError::Sim { case: self.case.to_string(), source };
-        let simulation = |clock| {
-            Simulation::new(&self.schedule, &machines[self.machine], &self.case.config(clock)).map_err(refuse)
-        };
+        let simulation =
+            |clock| Simulation::new(&self.schedule, &machines[self.machine], &self.case.config(clock)).map_err(refuse);
         let mut time_ps = 0;
         let mut cold = !self.warm.load(Ordering::Relaxed);
         if cold {
@@ -229,15 +243,16 @@ impl FigureRow {
 }
 
 /// The experiments that `--without` asks for.
-fn experiments(args: &FitArgs, rows: &[FigureRow]) -> Result<Vec<LeftOut>, ExperimentError> {
+fn experiments(args: &FitArgs, published: &[Published]) -> Result<Vec<LeftOut>, ExperimentError> {
     let mut experiments = Vec::new();
     for text in &args.without {
         if text != "all" {
-            experiments.push(LeftOut::parse(text, args.keep_host, rows)?);
+            experiments.push(LeftOut::parse(text, args.keep_host, published)?);
             continue;
         }
-        for row in rows {
-            for left_out in [LeftOut::Fabric(row.fabric().to_owned(), args.keep_host), LeftOut::Kernel(row.kernel.clone())] {
+        for (figure, _) in published {
+            let fabric = LeftOut::Fabric(fabric(&figure.topology).to_owned(), args.keep_host);
+            for left_out in [fabric, LeftOut::Kernel(figure.kernel.clone())] {
                 if !experiments.contains(&left_out) {
                     experiments.push(left_out);
                 }
@@ -249,11 +264,10 @@ fn experiments(args: &FitArgs, rows: &[FigureRow]) -> Result<Vec<LeftOut>, Exper
 }
 
 /// All published rows that can be predicted, with their schedules.
-fn rows(source: &Source) -> Result<Vec<FigureRow>, ExperimentError> {
+fn rows(source: &Source, published: &[Published]) -> Result<Vec<FigureRow>, ExperimentError> {
     let fit_rows = source.data.fit_rows()?;
-    let published = figures::published(&source.data)?;
-    let build = |(figure, judged): &(crate::data::Figure, Option<crate::data::Judged>)| {
-        let (case, split) = figures::case_of(source, figure, ProtocolArg::Published)?;
+    let build = |(figure, judged): &Published| {
+        let (case, split) = figures::case_of(source, Checks::default(), figure, ProtocolArg::Published)?;
         let missing = || ExperimentError::Finding(format!("{} {}: no row", figure.kernel, figure.topology));
         let system = figure.base.ok_or_else(missing)?;
         let size = figure.size.ok_or_else(missing)?;
@@ -368,7 +382,10 @@ fn fit(
     }
     let mut from: Vec<String> = Vec::with_capacity(parameters.len());
     for (i, parameter) in parameters.iter().enumerate() {
-        let other = parameters.iter().enumerate().find(|(j, other)| other.parameter == parameter.parameter && !used[*j].is_empty());
+        let other = parameters
+            .iter()
+            .enumerate()
+            .find(|(j, other)| other.parameter == parameter.parameter && !used[*j].is_empty());
         from.push(match other {
             _ if !used[i].is_empty() => "rows".into(),
             Some((j, other)) => {
@@ -497,7 +514,7 @@ fn with_value(text: &str, parameter: &str, value: f64) -> Option<String> {
     found.then_some(text)
 }
 
-fn write(source: &Source, directory: &std::path::Path, report: &Report) -> Result<(), ExperimentError> {
+fn write(source: &Source, output: &Output, report: &Report) -> Result<(), ExperimentError> {
     let mut texts: BTreeMap<&str, String> = BTreeMap::new();
     for fitted in &report.parameters {
         for name in fitted.machines.split(' ') {
@@ -509,7 +526,6 @@ fn write(source: &Source, directory: &std::path::Path, report: &Report) -> Resul
             texts.insert(name, with_value(&text, &fitted.parameter, fitted.value).ok_or_else(missing)?);
         }
     }
-    let output = Output::create(&directory.join("fit"), "fit", None, None, source, &[])?;
     for (name, text) in &texts {
         output.write(&format!("machines/{name}.toml"), text)?;
     }
@@ -571,13 +587,8 @@ mod tests {
 
     #[test]
     fn the_search_finds_the_bottom_of_a_valley_and_of_a_slope() {
-        let parameter = FitParameter {
-            parameter: "sm.a".into(),
-            machines: Vec::new(),
-            start: 1.0,
-            low: 0.0,
-            high: 10.0,
-        };
+        let parameter =
+            FitParameter { parameter: "sm.a".into(), machines: Vec::new(), start: 1.0, low: 0.0, high: 10.0 };
         for (bottom, want) in [(3.3, 3.3), (-5.0, 0.0), (20.0, 10.0)] {
             let found = least(&parameter, |value| Ok((value - bottom).abs())).expect("never fails");
             assert!((found - want).abs() < 0.02, "{bottom}: {found}");

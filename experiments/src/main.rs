@@ -10,7 +10,10 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod checked;
 mod cli;
+mod compare;
+mod compare_plots;
 #[allow(dead_code, reason = "comparisons and calibration read the rest of it")]
 mod data;
 mod doctor;
@@ -20,12 +23,16 @@ mod error;
 mod experiment;
 mod figures;
 mod fit;
+mod in_order;
+mod measure;
+mod measure_row;
 mod plan;
 mod plot;
 mod predict;
 mod progress;
 mod provenance;
 mod row;
+mod scale;
 mod schedule;
 mod shape;
 mod sweep;
@@ -50,44 +57,61 @@ fn main() -> ExitCode {
         Command::Predict(args) => predict::run(args),
         Command::Sweep(args) => sweep::run(args),
         Command::Tune(args) => tune::run(args),
+        Command::Scale(args) => scale::run(args),
         Command::Figures(args) => figures::run(args),
         Command::Fit(args) => fit::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),
+        Command::Measure(args) => measure::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
-    match result {
-        Ok(text) => {
-            // A reader that has seen enough, as `head`, is no error.
-            let _ = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
-            ExitCode::SUCCESS
-        }
+    match result.and_then(|text| print(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            complain(&format!("error: {error}"));
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+/// [`ExperimentError::Output`] when it takes no more, unless its reader has seen enough, as `head`.
+pub(crate) fn print(text: &str) -> Result<(), ExperimentError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ExperimentError::Output(error.to_string())),
+        _ => Ok(()),
+    }
+}
+
+/// Writes to standard error; when even that fails there is nobody left to tell.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Help as clap prints it; a mistake in one line, and where to read on.
 fn usage(error: &clap::Error) -> ExitCode {
     let help = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     if help.contains(&error.kind()) {
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        let Err(failed) = print(&error.to_string()) else { return ExitCode::SUCCESS };
+        complain(&format!("error: {failed}"));
+        return ExitCode::from(failed.exit_code());
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let _ = error.print();
+        complain(error.to_string().trim_end());
         return ExitCode::from(2);
     }
     let text = error.to_string();
     let first: Vec<&str> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    eprintln!("{}", first.join(" "));
+    complain(&first.join(" "));
     if let Some(tip) = text.lines().map(str::trim).find(|line| line.starts_with("tip:")) {
-        eprintln!("  {tip}");
+        complain(&format!("  {tip}"));
     }
-    eprintln!("  help: tilewire --help, or tilewire COMMAND --help");
+    complain("  help: tilewire --help, or tilewire COMMAND --help");
     ExitCode::from(2)
 }
 

@@ -9,6 +9,7 @@
 //! A [`Refusal`] names the part of the draft that is wrong; the flags and the experiment file each know where that part
 //! was written.
 
+use crate::checked::Checks;
 use crate::cli::{CaseArgs, ClockArg, PointArgs, ProtocolArg};
 use crate::data::{Data, DataError, EffectiveSplit, System, read_machine};
 use crate::error::ExperimentError;
@@ -103,7 +104,7 @@ pub struct Source {
     /// Data directory.
     pub data: Data,
     /// `--machine`.
-    file: Option<(PathBuf, Machine)>,
+    file: Option<(PathBuf, Machine, String)>,
 }
 
 /// A cluster and the machine that it is made of.
@@ -157,6 +158,8 @@ pub struct Draft {
     pub execution: Execution,
     /// How warm the card is; none: as the protocol's loops leave it.
     pub clock: Option<Clock>,
+    /// What is asked of the checker.
+    pub checks: Checks,
 }
 
 /// One prediction, every name looked up.
@@ -188,6 +191,8 @@ pub struct Case {
     pub execution: Execution,
     /// How warm the card is; none: as the protocol's loop leaves it.
     pub clock: Option<Clock>,
+    /// What is asked of the checker.
+    pub checks: Checks,
     /// Fields of the shape that were not given.
     pub defaults: Vec<(&'static str, u64)>,
 }
@@ -198,8 +203,10 @@ impl Source {
     /// # Errors
     /// [`DataError`] when one of them cannot be read.
     pub fn new(data: Option<&Path>, machine: Option<&Path>) -> Result<Self, DataError> {
-        let file = machine.map(|file| read_machine(file).map(|machine| (file.to_owned(), machine))).transpose()?;
-        Ok(Self { data: Data::new(data)?, file })
+        let data = Data::new(data)?;
+        let read = |file: &Path| read_machine(file, &data).map(|(machine, text)| (file.to_owned(), machine, text));
+        let file = machine.map(read).transpose()?;
+        Ok(Self { data, file })
     }
 
     /// The text of a machine's file.
@@ -208,8 +215,7 @@ impl Source {
     /// [`DataError`] when it cannot be read.
     pub fn machine_text(&self, machine: &Machine) -> Result<String, DataError> {
         match &self.file {
-            Some((file, known)) if known.name == machine.name => std::fs::read_to_string(file)
-                .map_err(|error| DataError::Read { file: file.display().to_string(), message: error.to_string() }),
+            Some((_, known, text)) if known.name == machine.name => Ok(text.clone()),
             _ => self.data.machine_text(&machine.name),
         }
     }
@@ -221,11 +227,14 @@ impl Source {
             || refuse(format!("\"{text}\", allowed: NxG-MACHINE as in 2x8-h200-efa, sides from 1 to {MAX_SIDE}"));
         let (size, name) = text.split_once('-').unwrap_or((text, ""));
         let (nodes, gpus) = size.split_once('x').ok_or_else(form)?;
-        let side = |text: &str| text.parse().ok().filter(|side| (1..=MAX_SIDE).contains(side)).ok_or_else(form);
+        let side = |text: &str| {
+            let side = shape::whole(text).and_then(|side| u16::try_from(side).ok());
+            side.filter(|side| (1..=MAX_SIDE).contains(side)).ok_or_else(form)
+        };
         let cluster = Cluster { nodes: side(nodes)?, gpus_per_node: side(gpus)? };
         let machine = match &self.file {
-            Some((_, machine)) if name.is_empty() || name == machine.name => machine.clone(),
-            Some((file, machine)) => {
+            Some((_, machine, _)) if name.is_empty() || name == machine.name => machine.clone(),
+            Some((file, machine, _)) => {
                 return Err(refuse(format!(
                     "\"{text}\", but --machine {} is \"{}\"; write {size} or {size}-{0}",
                     file.display(),
@@ -273,10 +282,27 @@ fn fits(cluster: Cluster, machine: &Machine) -> Result<(), String> {
 ///
 /// # Errors
 /// The text, when it is not.
-pub fn assignment(text: &str) -> Result<(String, String), Refusal> {
+fn assignment(text: &str) -> Result<(String, String), Refusal> {
     let form = || Refusal::new(Part::Set, format!("\"{text}\", allowed: NAME=VALUE"));
     let (name, value) = text.split_once('=').ok_or_else(form)?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+/// Several `name=value`, each name once.
+///
+/// # Errors
+/// The first text that is not, or whose name stands before.
+pub fn assignments(texts: &[String]) -> Result<Vec<(String, String)>, Refusal> {
+    let mut all: Vec<(String, String)> = Vec::with_capacity(texts.len());
+    for text in texts {
+        let (name, value) = assignment(text)?;
+        if let Some((_, before)) = all.iter().find(|(known, _)| *known == name) {
+            let problem = format!("{name} twice, as \"{before}\" and as \"{value}\", allowed: each option once");
+            return Err(Refusal::new(Part::Set, problem));
+        }
+        all.push((name, value));
+    }
+    Ok(all)
 }
 
 /// The role with this long or short name.
@@ -298,8 +324,9 @@ pub fn split(text: &str) -> Result<RoleSplit, Refusal> {
         if !seen.insert(kind) {
             return Err(refuse(format!("role {} twice", kind.short())));
         }
-        let ctas = ctas.trim().parse().ok().filter(|ctas: &u32| *ctas <= 1024);
-        split.set(kind, ctas.ok_or_else(|| refuse(format!("\"{}\" (0 to 1024)", pair.trim())))?);
+        let ctas = shape::whole(ctas.trim()).filter(|ctas| *ctas <= 1024);
+        split
+            .set(kind, ctas.map(|ctas| ctas as u32).ok_or_else(|| refuse(format!("\"{}\" (0 to 1024)", pair.trim())))?);
     }
     if split.total() == 0 {
         return Err(refuse(format!("\"{text}\" gives no role a CTA")));
@@ -385,6 +412,7 @@ impl Draft {
             noise: self.noise,
             execution: self.execution,
             clock: self.clock.or((protocol == Protocol::Fair).then_some(Clock::Sustained)),
+            checks: self.checks,
             defaults,
         })
     }
@@ -435,6 +463,17 @@ fn published_split(
 
 /// Refuses shapes that would not fit into memory, before anything is built.
 fn limit_tiles(problem: &Problem, options: &Options) -> Result<(), Refusal> {
+    let (field, tiles) = compute_tiles(problem, options);
+    if tiles > MAX_TILES {
+        let problem =
+            format!("{problem} has {tiles} tiles, allowed: {MAX_TILES}; choose a smaller shape or larger tiles");
+        return Err(Refusal::new(Part::Shape(field), problem));
+    }
+    Ok(())
+}
+
+/// Compute tiles of a rank, about, and the field of the shape that decides.
+fn compute_tiles(problem: &Problem, options: &Options) -> (&'static str, u64) {
     let tile = |name: &str, default: u64| {
         options.iter().find(|(option, _)| *option == name).map_or(default, |(_, value)| match value {
             tilewire_kernels::options::Value::Int(value) => value.max(1),
@@ -446,13 +485,7 @@ fn limit_tiles(problem: &Problem, options: &Options) -> Result<(), Refusal> {
         Problem::Moe { tokens, inter, topk, .. } => ("tokens", tokens * topk, inter),
         Problem::Attention { seq, batch, heads, .. } => ("seq", seq, batch * heads * tile("tile_n", 256)),
     };
-    let tiles = rows.div_ceil(tile("tile_m", 128)).saturating_mul(cols.div_ceil(tile("tile_n", 256)));
-    if tiles > MAX_TILES {
-        let problem =
-            format!("{problem} has {tiles} tiles, allowed: {MAX_TILES}; choose a smaller shape or larger tiles");
-        return Err(Refusal::new(Part::Shape(field), problem));
-    }
-    Ok(())
+    (field, rows.div_ceil(tile("tile_m", 128)).saturating_mul(cols.div_ceil(tile("tile_n", 256))))
 }
 
 impl Case {
@@ -475,6 +508,11 @@ impl Case {
             noise_seed: self.noise.then_some(self.seed),
             timeline: false,
         }
+    }
+
+    /// Compute tiles of a rank, about.
+    pub fn tiles(&self) -> u64 {
+        compute_tiles(&self.problem, &self.options).1
     }
 
     /// The protocol's name.
@@ -518,13 +556,12 @@ impl fmt::Display for Case {
 impl CaseArgs {
     /// The draft of these flags, with a fair protocol and a tuned split.
     pub fn draft(&self) -> Result<Draft, ExperimentError> {
-        let overrides: Result<Vec<_>, Refusal> = self.set.iter().map(|text| assignment(text)).collect();
         Ok(Draft {
             kernel: self.kernel.clone(),
             cluster: self.cluster.clone(),
             shape: self.shape.given(),
             set: self.options.set(),
-            overrides: overrides.map_err(at_flag)?,
+            overrides: assignments(&self.set).map_err(at_flag)?,
             split: Some("auto".into()),
             protocol: Some(ProtocolArg::Fair),
             baseline: self.baseline,
@@ -532,6 +569,7 @@ impl CaseArgs {
             noise: false,
             execution: Execution::Folded,
             clock: None,
+            checks: Checks::default(),
         })
     }
 
@@ -551,6 +589,7 @@ impl PointArgs {
             noise: self.run.noise,
             execution: self.run.execution.execution(),
             clock: self.run.clock.map(ClockArg::clock),
+            checks: self.run.checks.checks(),
             ..self.case.draft()?
         };
         draft.resolve(source).map_err(flagged)

@@ -60,8 +60,11 @@ pub fn text(case: &Case, answer: &Answer) -> String {
         ("bound_us", format!("{:.2}", prediction.bound_us), "that bound"),
         ("wire_gbs", format!("{:.2}", prediction.wire_gbs), "to other nodes, per GPU"),
         ("logical_gbs", format!("{:.2}", prediction.logical_gbs), "the same with bytes that stay on the node"),
-        ("hazards", answer.hazards.to_string(), "of the schedule; `tilewire check` lists them"),
+        ("hazards", hazards(answer), hazards_from(answer)),
     ];
+    if answer.fatal > 0 {
+        let _ = writeln!(out, "WARNING {} fatal findings of `tilewire check` overridden by --unchecked", answer.fatal);
+    }
     let _ = writeln!(out);
     for (name, value, meaning) in lines {
         let _ = writeln!(out, "  {name:16} {value:>16}  {meaning}");
@@ -106,6 +109,21 @@ pub fn text(case: &Case, answer: &Answer) -> String {
     let open = provenance::unsourced(machine).len();
     let _ = writeln!(out, "{open} of {} parameters of {} are assumed or fitted", machine.params().len(), machine.name);
     text
+}
+
+fn hazards(answer: &Answer) -> String {
+    match (answer.hazards, answer.hazards_seen) {
+        (Some(hazards), _) => hazards.to_string(),
+        (None, 0) => "not checked".into(),
+        (None, seen) => format!("{seen} or more"),
+    }
+}
+
+const fn hazards_from(answer: &Answer) -> &'static str {
+    match answer.hazards {
+        Some(_) => "of the schedule; `tilewire check` lists them",
+        None => "races are counted with --hazards; `tilewire check` lists all",
+    }
 }
 
 /// The first digits of a hash, enough to tell schedules apart on a terminal.

@@ -52,6 +52,13 @@ pub fn columns() -> Vec<String> {
     columns
 }
 
+/// Whether a column holds numbers in every row.
+pub fn is_number(column: &str) -> bool {
+    let words = ["kernel", "form", "cluster", "machine", "fabric", "option_set", "options", "protocol", "mode"];
+    let more = ["execution", "clock", "noise", "status", "bound_by", "schedule_hash"];
+    !words.contains(&column) && !more.contains(&column)
+}
+
 /// The fields of a row.
 pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
     let target = &case.target;
@@ -87,9 +94,10 @@ pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
     ]);
     match outcome {
         Outcome::Done(answer) => {
-            fields.push("ok".into());
+            fields.push(if answer.fatal == 0 { "ok" } else { "unchecked" }.into());
             fields.extend(measured(&answer.prediction));
-            fields.extend([answer.hazards.to_string(), answer.schedule_hash.clone()]);
+            let hazards = answer.hazards.map_or_else(String::new, |hazards| hazards.to_string());
+            fields.extend([hazards, answer.schedule_hash.clone()]);
         }
         Outcome::Failed(_, message) => {
             fields.push(message.replace('\n', " "));

@@ -4,6 +4,7 @@ use crate::cli::{CaseArgs, DiffArgs, DumpArgs, ScheduleAction, ScheduleArgs, Sho
 use crate::engine;
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Draft, SplitChoice};
+use crate::shape;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use tilewire_kernels::{Cluster, OptionSet, Rank, text};
@@ -48,9 +49,7 @@ fn dump(args: &DumpArgs) -> Result<String, ExperimentError> {
     // Streamed: the text of a large schedule is longer than memory should hold.
     let mut writer = BufWriter::new(io::stdout().lock());
     match text::dump(&schedule, split.as_ref(), &ranks, &mut writer).and_then(|()| writer.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(ExperimentError::write("standard output".as_ref(), error))
-        }
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ExperimentError::Output(error.to_string())),
         _ => Ok(String::new()),
     }
 }
@@ -58,11 +57,18 @@ fn dump(args: &DumpArgs) -> Result<String, ExperimentError> {
 /// Rank numbers, separated by commas.
 pub fn ranks(list: &str, cluster: Cluster) -> Result<Vec<Rank>, ExperimentError> {
     let one = |text: &str| {
-        let number = text.trim().parse().ok().filter(|number| *number < cluster.ranks());
+        let number = shape::whole(text.trim()).map(|number| number as usize).filter(|n| *n < cluster.ranks());
         let allowed = || format!("\"{}\", allowed: rank numbers from 0 to {}", text.trim(), cluster.ranks() - 1);
         number.map(|number| cluster.rank(number)).ok_or_else(|| ExperimentError::refused("--ranks", allowed()))
     };
-    list.split(',').map(one).collect()
+    let ranks: Vec<Rank> = list.split(',').map(one).collect::<Result<_, _>>()?;
+    if let Some(twice) = ranks.iter().enumerate().find(|(i, rank)| ranks[..*i].contains(rank)) {
+        return Err(ExperimentError::refused(
+            "--ranks",
+            format!("{} twice, allowed: each rank once", cluster.number(*twice.1)),
+        ));
+    }
+    Ok(ranks)
 }
 
 fn show(args: &ShowArgs) -> Result<String, ExperimentError> {
@@ -81,9 +87,10 @@ fn diff(args: &DiffArgs) -> Result<String, ExperimentError> {
     if let Some(set) = args.with_options {
         other.set = set.set();
     }
-    for pair in &args.with_set {
-        let pair = plan::assignment(pair).map_err(|refusal| ExperimentError::refused("--with-set", refusal.problem))?;
-        other.overrides.push(pair);
+    let at_flag = |refusal: plan::Refusal| ExperimentError::refused("--with-set", refusal.problem);
+    for (name, value) in plan::assignments(&args.with_set).map_err(at_flag)? {
+        other.overrides.retain(|(known, _)| *known != name);
+        other.overrides.push((name, value));
     }
     if let Some(cluster) = &args.with_cluster {
         other.cluster.clone_from(cluster);

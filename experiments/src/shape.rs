@@ -40,6 +40,12 @@ const ATTENTION: &[Field] = &[
     published("head_dim", 128, 1 << 10),
 ];
 
+/// A whole number as people write it: digits, without a sign or leading zeros.
+pub fn whole(text: &str) -> Option<u64> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    if plain { text.parse().ok() } else { None }
+}
+
 /// The fields of a kind of problem.
 pub const fn fields(kind: ProblemKind) -> &'static [Field] {
     match kind {

@@ -1,12 +1,10 @@
 //! `sweep`: every point of an experiment, as CSV and plots.
-//!
-//! Threads claim points in order and the rows are written in order, so that the CSV does not depend on the number of
-//! threads and holds all points up to the last finished one when Ctrl-C is pressed.
 
 use crate::cli::SweepArgs;
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::experiment::{Expect, Experiment, Group, Of};
+use crate::in_order::in_order;
 use crate::plan::{Source, SplitChoice};
 use crate::plot;
 use crate::provenance::{ExperimentText, Output};
@@ -19,8 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use tilewire_kernels::RoleSplit;
 use tilewire_sim::SimError;
 
@@ -54,14 +51,18 @@ pub struct Summary {
 pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     crate::threads(args.threads)?;
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
-    let experiment = Experiment::read(&args.file, &source)?;
+    let experiment = Experiment::read(&args.file, &source)?.checked(args.checks.checks());
+    if experiment.study.is_some() {
+        let file = args.file.display().to_string();
+        return Err(ExperimentError::refused(file, "has [[hypothesis]]; run it with `tilewire scale`"));
+    }
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(&experiment.name));
     let summary = execute(&experiment, &source, &root)?;
     let text = if args.json { json_text(&experiment, &summary) } else { text(&experiment, &summary) };
     verdict(&summary).map_or_else(
         || Ok(text.clone()),
         |finding| {
-            print!("{text}");
+            crate::print(&text)?;
             Err(finding)
         },
     )
@@ -122,10 +123,10 @@ fn check(experiment: &Experiment) -> Result<Vec<Mutex<Shared>>, ExperimentError>
     let keep = experiment.groups.len() <= KEPT;
     let bar = progress::bar(experiment.groups.len() as u64, "checking");
     let check = |group: &Group| {
-        let prepared = Prepared::new(&group.case)?;
+        let prepared = Prepared::new(&group.case).map_err(|error| error.at(&experiment.shape_place))?;
         for split in &group.splits {
             if let SplitChoice::Fixed(split) = split {
-                prepared.check_split(split)?;
+                prepared.check_split(split).map_err(|error| error.at(&experiment.split_place))?;
             }
         }
         bar.inc(1);
@@ -149,39 +150,16 @@ fn points(
         .flat_map(|(g, group)| group.splits.iter().map(move |&split| (g, split)))
         .collect();
     writer.write_record(row::columns())?;
-    progress::catch_interrupt();
-    let bar = progress::bar(points.len() as u64, "points");
-    let next = AtomicUsize::new(0);
-    let (sender, receiver) = mpsc::channel();
     let mut rows = Vec::with_capacity(points.len());
-    std::thread::scope(|scope| {
-        let (points, next) = (&points, &next);
-        scope.spawn(move || {
-            rayon::broadcast(|_| {
-                while !progress::interrupted() {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&(g, split)) = points.get(index) else { break };
-                    let outcome = point(&experiment.groups[g], split, &shared[g]);
-                    // The receiver is gone only when the CSV could not be written.
-                    if sender.send((index, Row { group: g, outcome })).is_err() {
-                        break;
-                    }
-                }
-            });
-        });
-        let mut early: BTreeMap<usize, Row> = BTreeMap::new();
-        for (index, row) in receiver {
-            early.insert(index, row);
-            while let Some(row) = early.remove(&rows.len()) {
-                writer.write_record(row::fields(&experiment.groups[row.group].case, &row.outcome))?;
-                writer.flush()?;
-                rows.push(row);
-                bar.inc(1);
-            }
-        }
-        bar.finish_and_clear();
-        Ok(rows)
-    })
+    let run =
+        |&(g, split): &(usize, SplitChoice)| Row { group: g, outcome: point(&experiment.groups[g], split, &shared[g]) };
+    in_order(&points, run, |row| {
+        writer.write_record(row::fields(&experiment.groups[row.group].case, &row.outcome))?;
+        writer.flush()?;
+        rows.push(row);
+        Ok::<(), csv::Error>(())
+    })?;
+    Ok(rows)
 }
 
 fn point(group: &Group, split: SplitChoice, shared: &Mutex<Shared>) -> Outcome {

@@ -13,6 +13,9 @@ use std::fmt::Write as _;
 use tilewire_kernels::{RoleKind, RoleSplit};
 use tilewire_sim::tune::{TuneConfig, Tuned};
 
+/// Simulations at most, unless `--budget` says otherwise.
+const PROMPT_SIMULATIONS: usize = 2000;
+
 /// Splits that are printed beside the best one.
 const SHOWN: usize = 8;
 
@@ -39,6 +42,7 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         noise: args.run.noise,
         execution: args.run.execution.execution(),
         clock: args.run.clock.map(ClockArg::clock),
+        checks: args.run.checks.checks(),
         ..args.case.draft()?
     };
     let case = draft.resolve(&source).map_err(plan::flagged)?;
@@ -52,9 +56,11 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         Ok(plan::SplitChoice::Fixed(split)) => vec![split],
         _ => Vec::new(),
     };
-    let config = TuneConfig {
-        budget: if args.exhaustive { None } else { Some(args.budget as usize) },
-        gap: if args.exhaustive { 0.0 } else { args.gap / 100.0 },
+    let config = if args.exhaustive {
+        TuneConfig::EXHAUSTIVE
+    } else {
+        let prompt = TuneConfig::prompt(&prepared.simulation, PROMPT_SIMULATIONS);
+        TuneConfig { budget: args.budget.map(|budget| budget as usize).or(prompt.budget), gap: args.gap / 100.0 }
     };
     let counter = progress::counter("simulations");
     let tuned = prepared.tune(&start, &config, &|done| counter.set_position(done as u64))?;

@@ -117,6 +117,8 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
         ("predict --no-such-flag", "unexpected argument '--no-such-flag'"),
         ("trace --kernel gemm_rs --cluster 2x8-h200-efa --from-us inf", "allowed: a number from 0"),
         ("sweep no_such_file.toml", "no_such_file.toml: No such file"),
+        ("fit --without fabric=ib", "--without: \"fabric=ib\", allowed: fabric=cx7|efa, kernel=ag_gemm|"),
+        ("fit --keep-host", "--without"),
     ] {
         let stderr = refused(arguments);
         assert!(stderr.contains(expected), "{arguments}\n{stderr}");
@@ -268,7 +270,9 @@ fn experiments_of_the_repository_are_valid() {
         }
         // An unwritable output is noticed after the file was read and its points were resolved.
         fs::write(directory.path().join(&name), "").expect("a file");
-        let output = tilewire(directory.path(), &["sweep", path.to_str().expect("UTF-8"), "-o", &name]);
+        let text = fs::read_to_string(&path).expect("an experiment");
+        let command = if text.contains("[[hypothesis]]") { "scale" } else { "sweep" };
+        let output = tilewire(directory.path(), &[command, path.to_str().expect("UTF-8"), "-o", &name]);
         let stderr = String::from_utf8(output.stderr).expect("UTF-8");
         assert!(stderr.starts_with(&format!("error: {name}: ")), "{name}: {stderr}");
     }

@@ -1,16 +1,16 @@
-//! Checks values and measures times of the GEMM family on one GPU.
+//! Checks values of the GEMM family on one GPU.
 //!
 //! `measure compile CUBIN` compiles the interpreter. `measure check CUBIN [CASE]` runs small shapes in virtual and mirror
-//! mode against the reference; `measure stuck CUBIN` shows what the watchdog says of a lost signal; `measure sweep CUBIN OUT.csv BUDGET_S` times published shapes over splits in mirror mode.
+//! mode against the reference; `measure stuck CUBIN` shows what the watchdog says of a lost signal.
 
 use std::fmt::Write as _;
 use std::time::Instant;
 use tilewire_hw::device::{self, Device, HwError, Module};
 use tilewire_hw::launch::Runner;
 use tilewire_hw::lower::{Mode, lower};
-use tilewire_hw::measure::{compare, compare_samples, inputs, time};
+use tilewire_hw::measure::{compare, compare_samples, inputs};
 use tilewire_hw::proxy::Proxy;
-use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel, schedule_hash};
+use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel};
 
 type Case = (&'static str, (u16, u16), [u64; 3], &'static [(&'static str, &'static str)]);
 
@@ -108,109 +108,6 @@ fn stuck(device: Device, module: Module, proxy: &Proxy) -> Result<bool, HwError>
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-const HEADER: &str = "kernel,cluster,m,n,k,options,compute,intra,send,reduce,mode,transport,time_us,time_us_q1,time_us_q3,span_us,\
-    sm_mhz,tflops_per_gpu,warm_up,repeats,inputs,outputs_wrong,outputs_worst,cubin,driver,nvrtc,schedule_hash\n";
-
-/// Splits of 132 SMs: compute, intra_comm, inter_send, inter_reduce.
-fn splits(kernel: &str, cluster: (u16, u16)) -> Vec<[u32; 4]> {
-    let reduce = [4, 8, 12, 16, 20, 24, 32, 40, 48, 64];
-    let copy = [4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48];
-    match (kernel, cluster) {
-        (_, (1, 1)) => [132, 128, 124, 120, 112, 100, 84, 64].iter().map(|&compute| [compute, 0, 0, 0]).collect(),
-        ("ag_gemm", _) => copy.iter().map(|&intra| [128 - intra, intra, 4, 0]).collect(),
-        _ => reduce.iter().map(|&reduce| [128 - reduce, 0, 4, reduce]).collect(),
-    }
-}
-
-fn sweep(
-    device: Device,
-    module: Module,
-    proxy: &Proxy,
-    cubin: &str,
-    out: &str,
-    budget_s: f64,
-) -> Result<(), Box<dyn std::error::Error>> {
-    const WARM_UP: u32 = 10;
-    const REPEATS: u32 = 21;
-    let begin = Instant::now();
-    let mut csv = String::from(HEADER);
-    let (driver, nvrtc) = (device.driver_version()?, device::nvrtc_version()?);
-    let shapes: [Case; 12] = [
-        ("gemm_ar", (1, 1), [8192, 8192, 512], &[]),
-        ("gemm_rs", (2, 8), [8192, 8192, 512], &[]),
-        ("ag_gemm", (2, 8), [8192, 512, 8192], &[]),
-        ("gemm_ar", (2, 8), [8192, 8192, 512], &[]),
-        ("gemm_ar", (1, 1), [8192, 8192, 2048], &[]),
-        ("gemm_rs", (2, 8), [16384, 16384, 1024], &[]),
-        ("ag_gemm", (2, 8), [16384, 1024, 16384], &[]),
-        ("gemm_ar", (2, 8), [16384, 16384, 1024], &[]),
-        ("gemm_rs", (1, 8), [8192, 8192, 1024], &[]),
-        ("ag_gemm", (1, 8), [8192, 1024, 8192], &[]),
-        ("gemm_rs", (2, 8), [4096, 4096, 256], &[]),
-        ("ag_gemm", (2, 8), [4096, 256, 4096], &[]),
-    ];
-    for case in &shapes {
-        let spec = spec(case);
-        let kernel = kernel(case.0).expect("a kernel");
-        let schedule = kernel.build(&spec)?;
-        let inputs = inputs(&schedule, kernel, &spec, Mode::Mirror, 1);
-        for [compute, intra_comm, mut inter_send, inter_reduce] in splits(case.0, case.1) {
-            if begin.elapsed().as_secs_f64() > budget_s {
-                return Ok(());
-            }
-            if case.1.0 == 1 {
-                inter_send = 0;
-            }
-            let split = RoleSplit { compute, intra_comm, inter_send, inter_reduce };
-            let program = match lower(&schedule, Mode::Mirror, &split, device.sms) {
-                Ok(program) => program,
-                Err(error) => {
-                    println!("{} [{split}]: {error}", case.0);
-                    continue;
-                }
-            };
-            let mut runner = Runner::new(device, module, proxy, &schedule, program)?;
-            inputs.load(&runner)?;
-            let runs = time(&mut runner, WARM_UP, REPEATS)?;
-            let compared = compare_samples(&runner, &schedule, kernel, &spec, &inputs, 64)?.unwrap_or_default();
-            let mut times: Vec<f64> = runs.iter().map(|run| run.time_us).collect();
-            times.sort_by(f64::total_cmp);
-            let [q1, mid, q3] = [times.len() / 4, times.len() / 2, times.len() * 3 / 4].map(|i| times[i]);
-            let span = median(runs.iter().map(|run| run.span_us).collect());
-            let mhz = median(runs.iter().map(|run| run.sm_mhz).collect());
-            let tflops = schedule.useful_flops as f64 / mid * 1e-6;
-            let [m, n, k] = case.2;
-            let wrong = compared.wrong;
-            println!(
-                "{} {}x{} {m} {n} {k} [{split}]: {mid:.1} us ({q1:.1} {q3:.1}), span {span:.1}, {tflops:.0} TFLOP/s, \
-                 {mhz:.0} MHz, {wrong} wrong, worst {:.2}",
-                case.0, case.1.0, case.1.1, compared.worst
-            );
-            let _ = writeln!(
-                csv,
-                "{},{}x{},{m},{n},{k},tilewire,{compute},{intra_comm},{inter_send},{inter_reduce},mirror,loopback by {:?} \
-                 unpaced,{mid:.2},{q1:.2},{q3:.2},{span:.2},{mhz:.0},{tflops:.1},{WARM_UP},{REPEATS},random,{wrong},\
-                 {:.3},{cubin},{driver},{}.{},{}",
-                case.0,
-                case.1.0,
-                case.1.1,
-                proxy.method,
-                compared.worst,
-                nvrtc.0,
-                nvrtc.1,
-                schedule_hash(&schedule, &split)
-            );
-            std::fs::write(out, &csv)?;
-        }
-    }
-    Ok(())
-}
-
 fn main() {
     if let Err(error) = run() {
         eprintln!("error: {error}");
@@ -223,9 +120,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let (command, file) = match &arguments[..] {
         [command, file, ..] => (command.as_str(), file.as_str()),
         _ => {
-            return Err(
-                "measure compile CUBIN | check CUBIN [CASE] | stuck CUBIN | sweep CUBIN OUT.csv BUDGET_S".into()
-            );
+            return Err("measure compile CUBIN | check CUBIN [CASE] | stuck CUBIN".into());
         }
     };
     if command == "compile" {
@@ -241,10 +136,6 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let module = device.load(&cubin)?;
     let proxy = Proxy::new(device, module, 4)?;
     println!("{device:?}, driver {}, copies by {:?}: {:?}", device.driver_version()?, proxy.method, proxy.tried);
-    if command == "sweep" {
-        let hash = blake3::hash(&cubin).to_hex();
-        return sweep(device, module, &proxy, &hash[..16], &arguments[2], arguments[3].parse()?);
-    }
     if command == "stuck" {
         std::process::exit(if stuck(device, module, &proxy)? { 0 } else { 3 });
     }

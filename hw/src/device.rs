@@ -59,6 +59,24 @@ pub enum HwError {
     /// The watchdog ended the launch.
     #[error("stuck: the watchdog ended the launch{}", Lines(.0))]
     Stuck(Vec<Blocked>),
+    /// GPUs that do not see each other's memory.
+    #[error(
+        "GPU {from} cannot read, write and add to the memory of GPU {to}; cluster mode needs NVLink or PCIe peers with native atomics"
+    )]
+    NoPeerAccess {
+        /// Index of the GPU that asks.
+        from: i32,
+        /// Index of the owner.
+        to: i32,
+    },
+    /// Fewer GPUs than ranks.
+    #[error("the cluster has {ranks} ranks, this machine {gpus} GPUs; cluster mode takes one each")]
+    TooFewGpus {
+        /// Ranks.
+        ranks: usize,
+        /// GPUs.
+        gpus: usize,
+    },
     /// No copy of the driver's runs beside a kernel that owns every SM.
     #[error("no copy of this driver runs beside a kernel that owns every SM: puts would starve")]
     NoCopyEngine,
@@ -88,6 +106,8 @@ pub(crate) fn check(call: &'static str, result: sys::CUresult) -> Result<(), HwE
 #[derive(Clone, Copy, Debug)]
 pub struct Device {
     context: sys::CUcontext,
+    /// In the driver's order.
+    pub index: i32,
     /// SMs.
     pub sms: u32,
     /// Compute capability.
@@ -103,8 +123,28 @@ impl Device {
     /// The first GPU.
     ///
     /// # Errors
-    /// [`HwError::NoDriver`], [`HwError::NoDevice`], [`HwError::Architecture`], [`HwError::Cuda`].
+    /// As [`Device::all`].
     pub fn open() -> Result<Self, HwError> {
+        Self::open_at(0)
+    }
+
+    /// All GPUs of this machine, in the driver's order.
+    ///
+    /// # Errors
+    /// [`HwError::NoDriver`], [`HwError::NoDevice`], [`HwError::Architecture`], [`HwError::Cuda`].
+    pub fn all() -> Result<Vec<Self>, HwError> {
+        let first = Self::open_at(0)?;
+        let mut count = 0;
+        // SAFETY: `count` outlives the call; the driver is initialised.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+        std::iter::once(Ok(first)).chain((1..count).map(Self::open_at)).collect()
+    }
+
+    /// The GPU of an index; its context becomes current in this thread.
+    ///
+    /// # Errors
+    /// [`HwError::NoDriver`], [`HwError::NoDevice`], [`HwError::Architecture`], [`HwError::Cuda`].
+    fn open_at(index: i32) -> Result<Self, HwError> {
         use sys::CUdevice_attribute as A;
         // SAFETY: only tries to load the library.
         if !unsafe { sys::is_culib_present() } {
@@ -126,7 +166,7 @@ impl Device {
             if count == 0 {
                 return Err(HwError::NoDevice);
             }
-            check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, 0))?;
+            check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, index))?;
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
         }
         let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)?;
@@ -135,9 +175,40 @@ impl Device {
         if (major, minor) != (9, 0) {
             return Err(HwError::Architecture(major, minor));
         }
-        let device = Self { context, sms, capability: (major, minor) };
+        let device = Self { context, index, sms, capability: (major, minor) };
         device.make_current()?;
         Ok(device)
+    }
+
+    /// Lets every GPU of a list read, write and add to the memory of every other one.
+    ///
+    /// # Errors
+    /// [`HwError::NoPeerAccess`] where a pair lacks access or native atomics, [`HwError::Cuda`].
+    pub fn connect(devices: &[Self]) -> Result<(), HwError> {
+        use sys::CUdevice_P2PAttribute as A;
+        for from in devices {
+            from.make_current()?;
+            for to in devices.iter().filter(|to| to.index != from.index) {
+                for attribute in
+                    [A::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, A::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED]
+                {
+                    let mut value = 0;
+                    // SAFETY: `value` outlives the call; device handles are indices.
+                    check("cuDeviceGetP2PAttribute", unsafe {
+                        sys::cuDeviceGetP2PAttribute(&raw mut value, attribute, from.index, to.index)
+                    })?;
+                    if value == 0 {
+                        return Err(HwError::NoPeerAccess { from: from.index, to: to.index });
+                    }
+                }
+                // SAFETY: both contexts live as long as the process.
+                let enabled = unsafe { sys::cuCtxEnablePeerAccess(to.context, 0) };
+                if enabled != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+                    check("cuCtxEnablePeerAccess", enabled)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes the context current in this thread.

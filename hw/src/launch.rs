@@ -1,4 +1,7 @@
-//! Runs a lowered program on the GPU: arenas, parameters, the launch, the proxy beside it, the watchdog's report.
+//! Runs a lowered program on a GPU: arenas, parameters, the launch, the proxy beside it, the watchdog's report.
+//!
+//! A GPU's memory is taken first ([`Memory`]), descriptors are written when the memory of all GPUs that they name is
+//! there ([`Addresses`]).
 
 use crate::device::{Device, HwError, Module, check};
 use crate::lower::{
@@ -16,6 +19,8 @@ const SMEM_BYTES: u32 = 232_448;
 const THREADS: u32 = 384;
 /// Parties of a CTA that may wait. Source: `program.cuh`.
 const BLOCKED_PER_CTA: usize = 4;
+/// Runs at most that are queued behind each other.
+pub const MAX_BATCH: usize = 32;
 
 /// `Program` of `program.cuh`.
 #[repr(C)]
@@ -33,6 +38,8 @@ struct Parameters {
     times: u64,
     fifo_head: u32,
     run: u32,
+    peers: u32,
+    unused: u32,
 }
 
 /// A tensor map as the driver writes it.
@@ -70,27 +77,90 @@ pub struct RunTime {
     pub sm_mhz: f64,
 }
 
+/// Memory of a GPU that programs name, of other GPUs too.
+pub struct Memory {
+    /// One per buffer and instance that lives here.
+    arenas: Vec<DeviceMemory>,
+    words: DeviceMemory,
+}
+
+impl Memory {
+    /// Takes a program's arenas and words on its GPU.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`], for example when the GPU has too little memory.
+    pub fn new(device: Device, program: &Program) -> Result<Self, HwError> {
+        device.make_current()?;
+        let own = |&(arena, _): &(usize, &u64)| program.gpu_of(arena as u32) == program.gpu;
+        let take = |(_, &bytes)| DeviceMemory::new(bytes as usize);
+        let arenas = program.arenas.iter().enumerate().filter(own).map(take).collect::<Result<_, _>>()?;
+        Ok(Self { arenas, words: DeviceMemory::new(words_bytes(program))? })
+    }
+}
+
+/// The FIFO's head is one word more.
+const fn words_bytes(program: &Program) -> usize {
+    (program.words as usize + 1) * 4
+}
+
+/// Where the arenas of all GPUs lie, and the words of each.
+#[derive(Clone)]
+pub struct Addresses {
+    arenas: Vec<u64>,
+    words: Vec<u64>,
+}
+
+impl Addresses {
+    /// Of the memory of all GPUs, in their order.
+    pub fn of<'m>(all: impl Iterator<Item = &'m Memory> + Clone) -> Self {
+        Self {
+            arenas: all.clone().flat_map(|memory| memory.arenas.iter().map(|arena| arena.address)).collect(),
+            words: all.map(|memory| memory.words.address).collect(),
+        }
+    }
+
+    /// A word of a GPU.
+    fn word(&self, gpu: u32, word: u32) -> u64 {
+        self.words[gpu as usize] + u64::from(word) * 4
+    }
+}
+
 /// A program with its memory on the GPU, ready to run again and again.
 pub struct Runner<'a> {
+    device: Device,
     schedule: &'a Schedule,
     program: Program,
-    /// One per buffer and instance.
+    /// One per buffer and instance that lives here.
     pub arenas: Vec<DeviceMemory>,
-    memory: Memory,
+    words: DeviceMemory,
+    addresses: Addresses,
+    memory: Arrays,
     maps: Box<[TensorMap; MAX_MAPS]>,
-    function: sys::CUfunction,
+    handles: Handles,
     fifo: SharedMemory,
     blocked: SharedMemory,
     postings: Vec<Posting>,
     puts: usize,
     proxy: &'a Proxy,
     stream: Stream,
-    events: [sys::CUevent; 2],
     run: u32,
 }
 
+/// The driver's handles of a runner.
+struct Handles {
+    module: Module,
+    function: sys::CUfunction,
+    /// Before the first launch and after the last, for every run of a batch.
+    events: Vec<[sys::CUevent; 2]>,
+}
+
+// SAFETY: handles may be used from any thread whose context is theirs; none is ever destroyed.
+unsafe impl Send for Handles {}
+// SAFETY: as above; they are never written.
+unsafe impl Sync for Handles {}
+
 /// The program's arrays on the device.
-struct Memory {
+struct Arrays {
     tasks: DeviceMemory,
     waits: DeviceMemory,
     signals: DeviceMemory,
@@ -98,13 +168,57 @@ struct Memory {
     roles: DeviceMemory,
     /// By launch.
     starts: Vec<DeviceMemory>,
-    words: DeviceMemory,
-    words_bytes: usize,
     times: DeviceMemory,
+    /// Of one run.
+    times_bytes: usize,
+}
+
+impl Arrays {
+    fn new(program: &Program, addresses: &Addresses) -> Result<Self, HwError> {
+        let signals: Vec<DeviceSignal> = program
+            .signals
+            .iter()
+            .map(|signal| DeviceSignal {
+                address: addresses.word(signal.gpu, signal.address as u32),
+                gpu: u32::from(signal.gpu != program.gpu),
+                ..*signal
+            })
+            .collect();
+        let regions: Vec<DeviceRegion> = program
+            .regions
+            .iter()
+            .map(|&region| DeviceRegion { address: addresses.arenas[region.arena as usize] + region.address, ..region })
+            .collect();
+        let times_bytes = blocks(program) * size_of::<CtaTimes>();
+        Ok(Self {
+            tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
+            waits: DeviceMemory::of::<DeviceWait>(&program.waits)?,
+            signals: DeviceMemory::of::<DeviceSignal>(&signals)?,
+            regions: DeviceMemory::of::<DeviceRegion>(&regions)?,
+            roles: DeviceMemory::of::<DeviceRole>(&program.roles)?,
+            starts: program
+                .launches
+                .iter()
+                .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
+                .collect::<Result<_, _>>()?,
+            times: DeviceMemory::new(MAX_BATCH * times_bytes)?,
+            times_bytes,
+        })
+    }
+
+    /// Where the `index`-th run of a batch leaves its times.
+    const fn times_of(&self, index: usize) -> u64 {
+        self.times.address + (index * self.times_bytes) as u64
+    }
+}
+
+/// Blocks of the largest launch.
+fn blocks(program: &Program) -> usize {
+    program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0)
 }
 
 impl<'a> Runner<'a> {
-    /// Takes memory and uploads the program.
+    /// Takes memory and uploads a program that needs no other GPU.
     ///
     /// # Errors
     /// [`HwError::Cuda`], for example when the GPU has too little memory.
@@ -115,69 +229,79 @@ impl<'a> Runner<'a> {
         schedule: &'a Schedule,
         program: Program,
     ) -> Result<Self, HwError> {
+        let memory = Memory::new(device, &program)?;
+        let addresses = Addresses::of(std::iter::once(&memory));
+        Self::with_memory(device, module, proxy, schedule, program, memory, &addresses)
+    }
+
+    /// Uploads a program that may name memory of other GPUs.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`], for example when the GPU has too little memory.
+    pub fn with_memory(
+        device: Device,
+        module: Module,
+        proxy: &'a Proxy,
+        schedule: &'a Schedule,
+        program: Program,
+        Memory { arenas, words }: Memory,
+        addresses: &Addresses,
+    ) -> Result<Self, HwError> {
         device.make_current()?;
-        let arenas =
-            program.arenas.iter().map(|&bytes| DeviceMemory::new(bytes as usize)).collect::<Result<Vec<_>, _>>()?;
-        let base = |arena: u32| arenas[arena as usize].address;
-        let regions: Vec<DeviceRegion> = program
-            .regions
-            .iter()
-            .map(|&region| DeviceRegion { address: base(region.arena) + region.address, ..region })
-            .collect();
         let mut maps = Box::new([TensorMap([0; 16]); MAX_MAPS]);
         for (slot, map) in maps.iter_mut().zip(&program.maps) {
-            *slot = tensor_map(map, base(map.arena), program.arenas[map.arena as usize])?;
+            let base = addresses.arenas[map.arena as usize];
+            *slot = tensor_map(map, base, program.arenas[map.arena as usize])?;
         }
-        // The FIFO's head is one word more.
-        let words_bytes = (program.words as usize + 1) * 4;
-        let words = DeviceMemory::new(words_bytes)?;
-        let postings = program
-            .puts
-            .iter()
-            .map(|put| {
-                put.map_or_else(Posting::default, |put| Posting {
-                    src: base(put.src.0) + put.src.1,
-                    dst: base(put.dst.0) + put.dst.1,
-                    bytes: put.bytes,
-                    queue: put.queue,
-                    arrived: words.address + u64::from(put.arrived) * 4,
-                })
-            })
-            .collect();
-        let puts = program.puts.iter().flatten().count();
-        let blocks = program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0);
-        let events = [new_event()?, new_event()?];
-        let memory = Memory {
-            tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
-            waits: DeviceMemory::of::<DeviceWait>(&program.waits)?,
-            signals: DeviceMemory::of::<DeviceSignal>(&program.signals)?,
-            regions: DeviceMemory::of::<DeviceRegion>(&regions)?,
-            roles: DeviceMemory::of::<DeviceRole>(&program.roles)?,
-            starts: program
-                .launches
-                .iter()
-                .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
-                .collect::<Result<_, _>>()?,
-            words,
-            words_bytes,
-            times: DeviceMemory::new(blocks * size_of::<CtaTimes>())?,
-        };
-        Ok(Self {
+        let events = (0..MAX_BATCH).map(|_| Ok([new_event()?, new_event()?])).collect::<Result<_, HwError>>()?;
+        let mut runner = Self {
+            device,
             schedule,
-            function: module.function(&program.entry, SMEM_BYTES)?,
-            fifo: SharedMemory::new((puts + 1) * 8)?,
-            blocked: SharedMemory::new(blocks * BLOCKED_PER_CTA * size_of::<BlockedWord>())?,
-            program,
+            fifo: SharedMemory::new(0)?,
+            blocked: SharedMemory::new(0)?,
+            postings: Vec::new(),
+            puts: 0,
             arenas,
-            memory,
+            words,
+            memory: Arrays::new(&program, addresses)?,
+            handles: Handles { module, function: module.function(&program.entry, SMEM_BYTES)?, events },
+            addresses: addresses.clone(),
+            program: Program::default(),
             maps,
-            postings,
-            puts,
             proxy,
             stream: Stream::new()?,
-            events,
             run: 0,
-        })
+        };
+        runner.prepare(program)?;
+        Ok(runner)
+    }
+
+    /// Runs another program of the same schedule from now on: another split, or a reduced form. Arenas stay as they are.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn replace(&mut self, program: Program) -> Result<(), HwError> {
+        self.device.make_current()?;
+        self.memory = Arrays::new(&program, &self.addresses)?;
+        self.handles.function = self.handles.module.function(&program.entry, SMEM_BYTES)?;
+        self.prepare(program)
+    }
+
+    fn prepare(&mut self, program: Program) -> Result<(), HwError> {
+        let base = |arena: u32| self.addresses.arenas[arena as usize];
+        let posting = |put: crate::lower::PutCopy| Posting {
+            src: base(put.src.0) + put.src.1,
+            dst: base(put.dst.0) + put.dst.1,
+            bytes: put.bytes,
+            queue: put.queue,
+            arrived: self.addresses.word(put.arrived.0, put.arrived.1),
+        };
+        self.postings = program.puts.iter().map(|put| put.map_or_else(Posting::default, posting)).collect();
+        self.puts = program.puts.iter().flatten().count();
+        self.fifo = SharedMemory::new(MAX_BATCH * (self.puts + 1) * 8)?;
+        self.blocked = SharedMemory::new(blocks(&program) * BLOCKED_PER_CTA * size_of::<BlockedWord>())?;
+        self.program = program;
+        Ok(())
     }
 
     /// The lowered program.
@@ -185,34 +309,93 @@ impl<'a> Runner<'a> {
         &self.program
     }
 
+    /// Number of this GPU's first arena among those of all GPUs.
+    pub fn first_arena(&self) -> usize {
+        self.program.gpu as usize * self.arenas.len()
+    }
+
     /// One run with fresh flags.
     ///
     /// # Errors
     /// [`HwError::Stuck`] when the watchdog ended it, [`HwError::Cuda`].
     pub fn run(&mut self) -> Result<RunTime, HwError> {
-        self.run += 1;
-        let stop = AtomicBool::new(false);
-        let ended = std::thread::scope(|scope| {
-            let proxy = scope.spawn(|| self.proxy.serve(&self.fifo, self.run, self.puts, &self.postings, &stop));
-            let ended = self.launch_and_wait();
-            stop.store(true, Ordering::Relaxed);
-            let served = proxy.join().expect("the proxy does not panic");
-            ended.and(served).and_then(|()| self.proxy.drain())
-        });
-        if let Err(error) = ended {
-            let blocked = self.blocked_ctas();
-            return Err(if blocked.is_empty() { error } else { HwError::Stuck(blocked) });
-        }
-        self.times()
+        self.reset()?;
+        Ok(self.run_ready(|| true)?.expect("it was let start"))
     }
 
-    fn launch_and_wait(&self) -> Result<(), HwError> {
-        // SAFETY: memory, events and stream live as long as `self`; parameters are copied by the launch.
-        unsafe {
-            let (words, bytes) = (self.memory.words.address, self.memory.words_bytes);
-            check("cuMemsetD8Async", sys::cuMemsetD8Async(words, 0, bytes, self.stream.0))?;
-            self.stream.synchronize()?;
-            check("cuEventRecord", sys::cuEventRecord(self.events[0], self.stream.0))?;
+    /// Runs queued behind each other, each with fresh flags, so that the card stays under load.
+    ///
+    /// Other GPUs, and puts that no task waits for, could reach into the next run's flags: such programs run one by one.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn back_to_back(&mut self, count: usize) -> Result<Vec<RunTime>, HwError> {
+        let alone = self.program.gpus == 1 && self.program.awaits_all_puts();
+        let at_once = if alone { MAX_BATCH } else { 1 };
+        let mut times = Vec::with_capacity(count);
+        while times.len() < count {
+            let batch = at_once.min(count - times.len());
+            self.reset()?;
+            self.batch(batch, || true)?;
+            self.run += batch as u32 - 1;
+            for index in 0..batch {
+                times.push(self.time_of(index)?);
+            }
+        }
+        Ok(times)
+    }
+
+    /// Fresh flags; over when it returns.
+    pub(crate) fn reset(&mut self) -> Result<(), HwError> {
+        self.device.make_current()?;
+        self.run += 1;
+        self.clear_words()?;
+        self.stream.synchronize()
+    }
+
+    fn clear_words(&self) -> Result<(), HwError> {
+        let (words, bytes) = (self.words.address, words_bytes(&self.program));
+        // SAFETY: the range is the allocation.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(words, 0, bytes, self.stream.0) })
+    }
+
+    /// A run after [`Runner::reset`], with `start` called just before the first launch command; none if it says no.
+    pub(crate) fn run_ready(&self, start: impl FnOnce() -> bool) -> Result<Option<RunTime>, HwError> {
+        if self.batch(1, start)? { self.time_of(0).map(Some) } else { Ok(None) }
+    }
+
+    /// Runs from `self.run` on; false if `start` says no.
+    fn batch(&self, count: usize, start: impl FnOnce() -> bool) -> Result<bool, HwError> {
+        let stop = AtomicBool::new(false);
+        let ended = std::thread::scope(|scope| {
+            let serve = || {
+                (0..count).try_for_each(|index| {
+                    let first = index * (self.puts + 1);
+                    let (slots, run) = (first..first + self.puts, self.run + index as u32);
+                    self.proxy.serve(&self.fifo, slots, run, &self.postings, &stop)
+                })
+            };
+            let proxy = (self.puts > 0).then(|| scope.spawn(serve));
+            let go = start();
+            let ended = if go { self.launch_and_wait(count) } else { Ok(()) };
+            stop.store(true, Ordering::Relaxed);
+            let served = proxy.map_or(Ok(()), |proxy| proxy.join().expect("the proxy does not panic"));
+            ended.and(served).and_then(|()| self.proxy.drain()).map(|()| go)
+        });
+        ended.map_err(|error| {
+            let blocked = self.blocked_ctas();
+            if blocked.is_empty() { error } else { HwError::Stuck(blocked) }
+        })
+    }
+
+    fn launch_and_wait(&self, count: usize) -> Result<(), HwError> {
+        let stream = self.stream.0;
+        for (index, [begin, end]) in self.handles.events.iter().enumerate().take(count) {
+            if index > 0 {
+                self.clear_words()?;
+            }
+            // SAFETY: events and stream live as long as `self`.
+            check("cuEventRecord", unsafe { sys::cuEventRecord(*begin, stream) })?;
             for (launch, starts) in self.program.launches.iter().zip(&self.memory.starts) {
                 let mut parameters = Parameters {
                     tasks: self.memory.tasks.address,
@@ -221,35 +404,26 @@ impl<'a> Runner<'a> {
                     regions: self.memory.regions.address,
                     roles: self.memory.roles.address,
                     starts: starts.address,
-                    words,
-                    fifo: self.fifo.address,
+                    words: self.words.address,
+                    fifo: self.fifo.address + (index * (self.puts + 1) * 8) as u64,
                     blocked: self.blocked.address,
-                    times: self.memory.times.address,
+                    times: self.memory.times_of(index),
                     fifo_head: self.program.words,
-                    run: self.run,
+                    run: self.run + index as u32,
+                    peers: u32::from(self.program.gpus > 1),
+                    unused: 0,
                 };
                 let mut list: [*mut c_void; 2] =
                     [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
                 let blocks = launch.starts.len() as u32;
-                let (list, none) = (list.as_mut_ptr(), std::ptr::null_mut());
-                check(
-                    "cuLaunchKernel",
-                    sys::cuLaunchKernel(
-                        self.function,
-                        blocks,
-                        1,
-                        1,
-                        THREADS,
-                        1,
-                        1,
-                        SMEM_BYTES,
-                        self.stream.0,
-                        list,
-                        none,
-                    ),
-                )?;
+                let (function, list, none) = (self.handles.function, list.as_mut_ptr(), std::ptr::null_mut());
+                // SAFETY: memory lives as long as `self`; parameters are copied by the launch.
+                check("cuLaunchKernel", unsafe {
+                    sys::cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, SMEM_BYTES, stream, list, none)
+                })?;
             }
-            check("cuEventRecord", sys::cuEventRecord(self.events[1], self.stream.0))?;
+            // SAFETY: as above.
+            check("cuEventRecord", unsafe { sys::cuEventRecord(*end, stream) })?;
         }
         while !self.stream.is_done()? {
             std::hint::spin_loop();
@@ -257,14 +431,14 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    fn times(&self) -> Result<RunTime, HwError> {
+    /// Times of the `index`-th run of the last batch.
+    fn time_of(&self, index: usize) -> Result<RunTime, HwError> {
         let mut ms = 0.0;
+        let [begin, end] = self.handles.events[index];
         // SAFETY: both events were recorded and are over.
-        check("cuEventElapsedTime", unsafe {
-            sys::cuEventElapsedTime_v2(&raw mut ms, self.events[0], self.events[1])
-        })?;
+        check("cuEventElapsedTime", unsafe { sys::cuEventElapsedTime_v2(&raw mut ms, begin, end) })?;
         let last = self.program.launches.last().map_or(0, |launch| launch.starts.len());
-        let times: Vec<CtaTimes> = self.memory.times.read(last)?;
+        let times: Vec<CtaTimes> = self.memory.times.read_at(index * self.memory.times_bytes, last)?;
         let begin = times.iter().map(|t| t.begin_ns).min().unwrap_or(0);
         let end = times.iter().map(|t| t.end_ns).max().unwrap_or(0);
         let (cycles, ns) = times.iter().fold((0, 0), |(c, n), t| (c + t.cycles, n + (t.end_ns - t.begin_ns)));
@@ -277,9 +451,8 @@ impl<'a> Runner<'a> {
 
     /// What the CTAs wait for, as they last wrote it down.
     fn blocked_ctas(&self) -> Vec<Blocked> {
-        let starts = self.program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0);
         let mut found = Vec::new();
-        for slot in 0..starts * BLOCKED_PER_CTA {
+        for slot in 0..blocks(&self.program) * BLOCKED_PER_CTA {
             let BlockedWord { task, word, have, need } = self.blocked.get(slot);
             let Some(index) = task.checked_sub(1) else { continue };
             let Some((role, name)) =

@@ -3,20 +3,29 @@
 //! ```text
 //! Schedule ──▶ values: functional executor on the CPU, every interleaving legal   (this is what proves values)
 //!    │
-//!    └─ lower ─▶ Program ─▶ launch: device interpreter on one GPU   ◀── device: driver, NVRTC
+//!    └─ lower ─▶ Program ─▶ launch: device interpreter on a GPU     ◀── device: driver, NVRTC
 //!                             │  FIFO in host memory                ◀── memory
+//!                             │  cluster: a GPU per rank, peers over NVLink
 //!                             └▶ proxy: puts by the copy engines
-//!                measure: inputs, comparison with the reference, times
+//!                measure: inputs, comparison with the reference, times; reduced: compute or communication alone
+//!                gpu: all of it opened at once
+//! Schedule ──▶ host: CPU threads as CTAs, one or more processes  ──▶ transport: loopback, RDMA   ◀── bootstrap: TCP
 //! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
 //! ```
 //!
 //! Builds everywhere; nothing here predicts a time.
 
+pub mod bootstrap;
+pub mod cluster;
 pub mod device;
+pub mod gpu;
+pub mod host;
 pub mod launch;
 pub mod lower;
 pub mod measure;
 pub mod memory;
 pub mod probe;
 pub mod proxy;
+pub mod reduced;
+pub mod transport;
 pub mod values;

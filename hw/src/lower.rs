@@ -5,12 +5,16 @@
 //! ```
 //!
 //! Pure: it allocates nothing on a device. A place is an *arena* (a buffer of an instance) and an offset in it. An
-//! instance is a rank in virtual mode; mirror mode has one, which stands for all.
+//! instance is a rank in virtual and cluster mode; mirror mode has one, which stands for all.
+//!
+//! **Cluster.** One program per GPU: the tasks of its own rank. It names the arenas of all ranks and raises flags of any
+//! GPU; flags that it waits for, cursors and claims are its own.
 //!
 //! **Mirror.** For a region that task i of rank (0, 0) names at offset d stands the region that task i of rank -d
 //! names, which lies on (0, 0). Flags are part of the skeleton and are the same either way.
 
 use crate::device::HwError;
+use std::collections::BTreeSet;
 use tilewire_kernels::schedule::{
     At, BufferId, Claim, CtaCount, Drain, Flag, Gate, MainLoop, Op, Place, Region, Role, Task, WriteMode,
 };
@@ -25,13 +29,15 @@ const COPY_SLOTS: u32 = 8;
 /// Rows and bytes across of a copy box.
 const BOX: (u32, u32) = (128, 128);
 
-/// How ranks share the GPU.
+/// How ranks share GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// One rank on the whole GPU stands for all.
     Mirror,
     /// All ranks on one GPU.
     Virtual,
+    /// One rank per GPU.
+    Cluster,
 }
 
 /// `Wait` of `program.cuh`.
@@ -52,10 +58,12 @@ pub struct DeviceWait {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSignal {
-    /// Flag.
-    pub word: u32,
+    /// Here the word of the flag on its GPU; its address when it is uploaded.
+    pub address: u64,
     /// Amount.
     pub add: u32,
+    /// Here the GPU; whether it is another one when it is uploaded.
+    pub gpu: u32,
 }
 
 /// `Region` of `program.cuh`.
@@ -207,8 +215,8 @@ pub struct PutCopy {
     pub bytes: u64,
     /// Queue.
     pub queue: u16,
-    /// Word raised to 1 when the bytes have landed.
-    pub arrived: u32,
+    /// GPU and word raised to 1 when the bytes have landed.
+    pub arrived: (u32, u32),
 }
 
 /// A launch: blocks by index, all in the same entry.
@@ -234,9 +242,13 @@ pub struct RoleName {
 /// A lowered schedule.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
-    /// Instances: ranks, or the one that stands for all.
+    /// Instances whose tasks these are: ranks, or the one that stands for all.
     pub instances: u32,
-    /// Bytes of every arena, instance by instance.
+    /// GPUs that share the schedule, and which of them this one is.
+    pub gpus: u32,
+    /// Number of this GPU.
+    pub gpu: u32,
+    /// Bytes of every arena of all GPUs, instance by instance.
     pub arenas: Vec<u64>,
     /// Kernel entry.
     pub entry: String,
@@ -270,23 +282,52 @@ pub struct Program {
 /// # Errors
 /// [`HwError::Unsupported`] for what the interpreter does not do, [`HwError::TooManyCtas`].
 pub fn lower(schedule: &Schedule, mode: Mode, split: &RoleSplit, sms: u32) -> Result<Program, HwError> {
-    if mode == Mode::Mirror && !schedule.symmetry.is_full() {
-        return Err(unsupported("mirror mode needs a schedule with one skeleton for all ranks"));
-    }
+    let ranks: Vec<Rank> = match mode {
+        Mode::Mirror if !schedule.symmetry.is_full() => {
+            return Err(unsupported("mirror mode needs a schedule with one skeleton for all ranks"));
+        }
+        Mode::Mirror => vec![Rank { node: 0, gpu: 0 }],
+        Mode::Virtual => schedule.cluster.iter().collect(),
+        Mode::Cluster => return Err(unsupported("a cluster by one program; lower it rank by rank")),
+    };
+    lower_ranks(schedule, mode, split, sms, &ranks)
+}
+
+/// Lowers a schedule for a GPU per rank, each with `sms` SMs; programs by rank number.
+///
+/// # Errors
+/// As [`lower`].
+pub fn lower_cluster(schedule: &Schedule, split: &RoleSplit, sms: u32) -> Result<Vec<Program>, HwError> {
+    schedule.cluster.iter().map(|rank| lower_ranks(schedule, Mode::Cluster, split, sms, &[rank])).collect()
+}
+
+/// The program of the GPU that runs `ranks`.
+fn lower_ranks(
+    schedule: &Schedule,
+    mode: Mode,
+    split: &RoleSplit,
+    sms: u32,
+    ranks: &[Rank],
+) -> Result<Program, HwError> {
     let mut families = Vec::new();
     let mut words = 0;
     for family in &schedule.flags {
         families.push(words);
         words += family.slots;
     }
-    let ranks: Vec<Rank> = match mode {
-        Mode::Mirror => vec![Rank { node: 0, gpu: 0 }],
-        Mode::Virtual => schedule.cluster.iter().collect(),
-    };
     let instances = ranks.len() as u32;
+    let (gpus, gpu, holders) = match mode {
+        Mode::Cluster => {
+            let all = schedule.cluster.ranks() as u32;
+            (all, schedule.cluster.number(ranks[0]) as u32, all)
+        }
+        Mode::Mirror | Mode::Virtual => (1, 0, instances),
+    };
     let mut program = Program {
         instances,
-        arenas: ranks.iter().flat_map(|_| schedule.buffers.iter().map(|b| b.bytes)).collect(),
+        gpus,
+        gpu,
+        arenas: (0..holders).flat_map(|_| schedule.buffers.iter().map(|b| b.bytes)).collect(),
         words: words * instances,
         families,
         words_per_instance: words,
@@ -296,20 +337,16 @@ pub fn lower(schedule: &Schedule, mode: Mode, split: &RoleSplit, sms: u32) -> Re
         if !(0..l).all(|earlier| launch.after.contains(&earlier)) {
             return Err(unsupported("launches that may run side by side"));
         }
-        let mut starts = Vec::new();
         for (instance, &rank) in ranks.iter().enumerate() {
             let first_role = program.roles.len() as u32;
             for r in 0..launch.roles.len() {
-                let ctas = cta_count(&launch.roles, r, split, sms);
-                program.lower_role(schedule, mode, rank, instance as u32, (l, r), first_role, ctas)?;
-                starts.extend((0..ctas).map(|cta| DeviceStart { role: first_role + r as u32, cta }));
+                let instance = gpu + instance as u32;
+                program.lower_role(schedule, mode, rank, instance, (l, r), first_role)?;
             }
         }
-        if starts.len() > sms as usize {
-            return Err(HwError::TooManyCtas { launch: launch.name.clone(), ctas: starts.len() as u32, sms });
-        }
-        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts });
+        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts: Vec::new() });
     }
+    program.apply_split(schedule, split, sms)?;
     if program.entry.is_empty() {
         program.entry = entry(MainLoop::WaitEachStep, Drain::Overlap)?;
     }
@@ -383,12 +420,18 @@ impl Peers {
 }
 
 impl Program {
-    /// Word of a flag of an instance.
-    pub fn word(&self, instance: u32, flag: Flag) -> u32 {
-        instance * self.words_per_instance + self.families[usize::from(flag.family.0)] + flag.slot
+    /// GPU of an instance's flags, and the word of one of them there.
+    fn word(&self, instance: u32, flag: Flag) -> (u32, u32) {
+        let within = self.families[usize::from(flag.family.0)] + flag.slot;
+        if self.gpus > 1 { (instance, within) } else { (0, instance * self.words_per_instance + within) }
     }
 
-    /// The flag and instance of a word; none for cursors and claims.
+    /// GPU of an arena.
+    pub fn gpu_of(&self, arena: u32) -> u32 {
+        arena / (self.arenas.len() as u32 / self.gpus)
+    }
+
+    /// The instance (the first that runs here: 0), family and slot of a word; none for cursors and claims.
     pub fn flag_of(&self, word: u32) -> Option<(u32, usize, u32)> {
         if word >= self.words_per_instance * self.instances {
             return None;
@@ -398,12 +441,46 @@ impl Program {
         Some((instance, family, within - self.families[family]))
     }
 
+    /// Whether every put's arrival is waited for, so that none lands after the launch.
+    pub fn awaits_all_puts(&self) -> bool {
+        let awaited: BTreeSet<u32> = self
+            .waits
+            .iter()
+            .filter(|wait| wait.at_least > 0)
+            .flat_map(|wait| (0..wait.count).map(|i| wait.word + i * wait.stride))
+            .collect();
+        self.puts.iter().flatten().all(|put| awaited.contains(&put.arrived.1))
+    }
+
     /// The role that a task belongs to.
     pub fn role_of(&self, task: u32) -> Option<usize> {
         self.roles.iter().position(|r| (r.first_task..r.first_task + r.tasks).contains(&task))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call, all of it where a role comes from")]
+    /// Gives every role its CTAs; nothing else of a program depends on the split.
+    ///
+    /// # Errors
+    /// [`HwError::TooManyCtas`].
+    pub fn apply_split(&mut self, schedule: &Schedule, split: &RoleSplit, sms: u32) -> Result<(), HwError> {
+        let mut next = 0;
+        for (launch, spec) in self.launches.iter_mut().zip(&schedule.launches) {
+            launch.starts.clear();
+            for _ in 0..self.instances {
+                for r in 0..spec.roles.len() {
+                    let ctas = cta_count(&spec.roles, r, split, sms);
+                    self.roles[next].ctas = ctas;
+                    launch.starts.extend((0..ctas).map(|cta| DeviceStart { role: next as u32, cta }));
+                    next += 1;
+                }
+            }
+            let ctas = launch.starts.len() as u32;
+            if ctas > sms {
+                return Err(HwError::TooManyCtas { launch: launch.name.clone(), ctas, sms });
+            }
+        }
+        Ok(())
+    }
+
     fn lower_role(
         &mut self,
         schedule: &Schedule,
@@ -412,13 +489,12 @@ impl Program {
         instance: u32,
         (l, r): (usize, usize),
         first_role: u32,
-        ctas: u32,
     ) -> Result<(), HwError> {
         let spec = &schedule.launches[l].roles[r];
         let cluster = schedule.cluster;
         let lists: Vec<Vec<Task>> = match mode {
             Mode::Mirror => cluster.iter().map(|rank| schedule.tasks(rank, l, r)).collect(),
-            Mode::Virtual => vec![schedule.tasks(rank, l, r)],
+            Mode::Virtual | Mode::Cluster => vec![schedule.tasks(rank, l, r)],
         };
         if lists.iter().any(|list| list.len() != lists[0].len()) {
             return Err(unsupported("ranks whose tasks differ"));
@@ -434,7 +510,7 @@ impl Program {
             lanes: spec.lanes.max(1),
             recycle: spec.recycle.map_or(NONE, |other| first_role + other as u32),
             gemm: u32::from(gemm),
-            ctas,
+            ctas: 0,
             cursor: self.words,
             claimed: self.words + 1,
         };
@@ -495,7 +571,7 @@ impl Program {
         for gate in [Gate::Start, Gate::KStep, Gate::Output] {
             for wait in task.waits.iter().filter(|wait| wait.gate == gate) {
                 self.waits.push(DeviceWait {
-                    word: self.word(instance, wait.flag),
+                    word: self.word(instance, wait.flag).1,
                     count: wait.count,
                     stride: wait.stride,
                     at_least: wait.at_least,
@@ -516,12 +592,12 @@ impl Program {
             if signal.early {
                 return Err(unsupported("signals before the write is visible"));
             }
-            let word = self.word(target(signal.to)?, signal.flag);
-            self.signals.push(DeviceSignal { word, add: signal.add });
+            let (gpu, word) = self.word(target(signal.to)?, signal.flag);
+            self.signals.push(DeviceSignal { address: u64::from(word), add: signal.add, gpu });
         }
         lowered.signals = task.signals.len() as u32;
 
-        // Regions where they lie on this GPU, in the order of `for_each_access`.
+        // Regions where they lie, in the order of `for_each_access`.
         let mut places = Vec::new();
         task.op.for_each_access(|at, region, _| places.push((at, *region)));
         let mut regions = Vec::new();

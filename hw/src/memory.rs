@@ -50,12 +50,29 @@ impl DeviceMemory {
     /// # Errors
     /// [`HwError::Cuda`].
     pub fn read<T: Copy + Default>(&self, count: usize) -> Result<Vec<T>, HwError> {
+        self.read_at(0, count)
+    }
+
+    /// `count` items from byte `at` on.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn read_at<T: Copy + Default>(&self, at: usize, count: usize) -> Result<Vec<T>, HwError> {
         let mut items = vec![T::default(); count];
-        let bytes = size_of_val(&items[..]);
-        assert!(bytes <= self.bytes, "a read of {bytes} bytes from {} bytes", self.bytes);
-        // SAFETY: both ranges are inside their allocations.
-        check("cuMemcpyDtoH", unsafe { sys::cuMemcpyDtoH_v2(items.as_mut_ptr().cast(), self.address, bytes) })?;
+        self.read_into(at, &mut items)?;
         Ok(items)
+    }
+
+    /// Fills `items` from byte `at` on.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn read_into<T: Copy>(&self, at: usize, items: &mut [T]) -> Result<(), HwError> {
+        let bytes = size_of_val(items);
+        assert!(at + bytes <= self.bytes, "a read of {bytes} bytes at {at} from {} bytes", self.bytes);
+        let from = self.address + at as u64;
+        // SAFETY: both ranges are inside their allocations.
+        check("cuMemcpyDtoH", unsafe { sys::cuMemcpyDtoH_v2(items.as_mut_ptr().cast(), from, bytes) })
     }
 
     /// Sets every byte.

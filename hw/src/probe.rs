@@ -134,7 +134,8 @@ macro_rules! call {
     }};
 }
 
-fn driver() -> Driver {
+/// Asks for the driver and its GPUs only.
+pub fn driver() -> Driver {
     // SAFETY: only opens the library, whose initialisers are NVIDIA's.
     if !unsafe { cuda::is_culib_present() } {
         return Driver::Missing;

@@ -11,6 +11,7 @@ use crate::device::{Device, HwError, Module, check};
 use crate::memory::{DeviceMemory, SharedMemory};
 use cudarc::driver::sys;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -169,17 +170,17 @@ impl Proxy {
         Ok(Self { device, queues, method, tried })
     }
 
-    /// Carries out the puts of a run until all are posted or `stop` is set.
+    /// Carries out the puts of a run, whose commands come in these slots, until all are posted or `stop` is set.
     pub(crate) fn serve(
         &self,
         fifo: &SharedMemory,
+        slots: Range<usize>,
         run: u32,
-        count: usize,
         postings: &[Posting],
         stop: &AtomicBool,
     ) -> Result<(), HwError> {
         self.device.make_current()?;
-        for slot in 0..count {
+        for slot in slots {
             let task = loop {
                 let command: u64 = fifo.get(slot);
                 if command >> 32 == u64::from(run) {

@@ -2,58 +2,66 @@
 
 use half::bf16;
 use tilewire_hw::device::{Device, HwError};
-use tilewire_hw::lower::{DeviceRegion, DeviceTask, Mode, Program, code, lower};
+use tilewire_hw::lower::{DeviceRegion, DeviceTask, Mode, Program, code, lower, lower_cluster};
 use tilewire_hw::measure::{Compared, Inputs, inputs};
+use tilewire_hw::reduced::{Part, reduced};
 use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Schedule, Spec, kernel};
 
-/// Runs any task whose waits are met until none is left. Panics when some are left and none can run.
+/// Runs any task whose waits are met, of any GPU, until none is left. Panics when some are left and none can run.
 struct Machine<'a> {
-    program: &'a Program,
+    programs: &'a [Program],
     arenas: Vec<Vec<u16>>,
-    words: Vec<u32>,
+    /// By GPU.
+    words: Vec<Vec<u32>>,
 }
 
 impl Machine<'_> {
     fn run(&mut self) {
-        let mut left: Vec<usize> = (0..self.program.tasks.len()).collect();
+        let mut left: Vec<(usize, usize)> = Vec::new();
+        for (gpu, program) in self.programs.iter().enumerate() {
+            for role in &program.roles {
+                left.extend((role.first_task..role.first_task + role.tasks).map(|task| (gpu, task as usize)));
+            }
+        }
         while !left.is_empty() {
             let before = left.len();
-            left.retain(|&task| !self.try_task(task));
-            assert!(left.len() < before, "{before} tasks are stuck, the first is {:?}", self.program.tasks[left[0]]);
+            left.retain(|&(gpu, task)| !self.try_task(gpu, task));
+            let (gpu, task) = *left.first().unwrap_or(&(0, 0));
+            let first = self.programs[gpu].tasks[task];
+            assert!(left.len() < before, "{before} tasks are stuck, the first is {first:?} of GPU {gpu}");
         }
     }
 
-    fn try_task(&mut self, index: usize) -> bool {
-        let task = self.program.tasks[index];
+    fn try_task(&mut self, gpu: usize, index: usize) -> bool {
+        let program = &self.programs[gpu];
+        let task = program.tasks[index];
         let first = task.first_wait as usize;
-        let waits =
-            &self.program.waits[first..first + (task.start_waits + task.step_waits + task.output_waits) as usize];
-        let met =
-            waits.iter().all(|w| (0..w.count).all(|i| self.words[(w.word + i * w.stride) as usize] >= w.at_least));
-        if !met {
+        let waits = &program.waits[first..first + (task.start_waits + task.step_waits + task.output_waits) as usize];
+        let words = &self.words[gpu];
+        if !waits.iter().all(|w| (0..w.count).all(|i| words[(w.word + i * w.stride) as usize] >= w.at_least)) {
             return false;
         }
         match task.op {
-            code::GEMM => self.gemm(&task),
+            code::GEMM => self.gemm(program, &task),
             code::PUT => {
-                let put = self.program.puts[index].expect("a put has its copy");
+                let put = program.puts[index].expect("a put has its copy");
                 let (from, to, count) = (put.src.1 as usize / 2, put.dst.1 as usize / 2, put.bytes as usize / 2);
                 let data = self.arenas[put.src.0 as usize][from..from + count].to_vec();
                 self.arenas[put.dst.0 as usize][to..to + count].copy_from_slice(&data);
-                self.words[put.arrived as usize] += 1;
+                self.words[put.arrived.0 as usize][put.arrived.1 as usize] += 1;
             }
             code::SYNC => {}
-            _ => self.moves(&task),
+            _ => self.moves(program, &task),
         }
-        for signal in &self.program.signals[task.first_signal as usize..][..task.signals as usize] {
-            self.words[signal.word as usize] += signal.add;
+        for signal in &program.signals[task.first_signal as usize..][..task.signals as usize] {
+            self.words[signal.gpu as usize][signal.address as usize] += signal.add;
         }
         true
     }
 
     /// Sums, copies and zeros.
-    fn moves(&mut self, task: &DeviceTask) {
-        let regions = &self.program.regions[task.first_region as usize..][..(task.inputs + task.outputs) as usize];
+    fn moves(&mut self, program: &Program, task: &DeviceTask) {
+        let regions = &program.regions[task.first_region as usize..][..(task.inputs + task.outputs) as usize];
         let (inputs, outputs) = regions.split_at(task.inputs as usize);
         for block in 0..u64::from(task.blocks) {
             for row in 0..u64::from(task.rows) {
@@ -76,10 +84,10 @@ impl Machine<'_> {
     }
 
     /// Operands and outputs by their tensor maps, as the copy engine sees them.
-    fn gemm(&mut self, task: &DeviceTask) {
-        let regions = &self.program.regions[task.first_region as usize..][..(2 + task.outputs) as usize];
+    fn gemm(&mut self, program: &Program, task: &DeviceTask) {
+        let regions = &program.regions[task.first_region as usize..][..(2 + task.outputs) as usize];
         let at = |r: &DeviceRegion, row: usize, column: usize| {
-            let map = &self.program.maps[r.map as usize];
+            let map = &program.maps[r.map as usize];
             let within = r.column_block as usize * 64 + column;
             (map.arena as usize, (r.row as usize + row) * (map.pitch as usize / 2) + within)
         };
@@ -130,18 +138,29 @@ const SPLIT: RoleSplit = RoleSplit { compute: 8, intra_comm: 4, inter_send: 2, i
 fn compared(case: &Case, mode: Mode) -> Compared {
     let (spec, schedule) = case.build();
     let kernel = kernel(case.0).expect("a kernel");
-    let program = lower(&schedule, mode, &SPLIT, 132).unwrap_or_else(|error| panic!("{}: {error}", case.0));
+    let programs = match mode {
+        Mode::Cluster => lower_cluster(&schedule, &SPLIT, 132),
+        _ => lower(&schedule, mode, &SPLIT, 132).map(|program| vec![program]),
+    }
+    .unwrap_or_else(|error| panic!("{}: {error}", case.0));
     let inputs: Inputs = inputs(&schedule, kernel, &spec, mode, 3);
-    let arenas = (0..program.arenas.len()).map(|arena| inputs.arena(&program, arena)).collect();
-    let mut machine = Machine { program: &program, arenas, words: vec![0; program.words as usize] };
+    let arenas = (0..programs[0].arenas.len()).map(|arena| inputs.arena(&programs[0], arena)).collect();
+    let words = programs.iter().map(|program| vec![0; program.words as usize]).collect();
+    let mut machine = Machine { programs: &programs, arenas, words };
     machine.run();
-    inputs.compare(&program, &schedule, kernel, &spec, |arena| Ok(machine.arenas[arena].clone())).expect("no device")
+    let mut all = Compared::default();
+    for program in &programs {
+        let read = |arena: usize| Ok(machine.arenas[arena].clone());
+        all.join(inputs.compare(program, &schedule, kernel, &spec, read).expect("no device"));
+    }
+    all
 }
 
 #[test]
 fn virtual_programs_of_the_gemm_family_give_the_reference() {
     for case in [
         Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
+        Case("gemm_rs", (1, 2), [256, 1024, 64], &[]),
         Case("gemm_rs", (2, 1), [256, 1024, 64], &[("staging", "helper_zero")]),
         Case("gemm_rs", (1, 2), [256, 1024, 64], &[("staging", "helper_zero")]),
         Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
@@ -154,6 +173,44 @@ fn virtual_programs_of_the_gemm_family_give_the_reference() {
 }
 
 #[test]
+fn cluster_programs_of_the_gemm_family_give_the_reference() {
+    for case in [
+        Case("gemm_rs", (1, 2), [256, 1024, 64], &[]),
+        Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
+        Case("gemm_rs", (1, 8), [1024, 1024, 64], &[]),
+        Case("ag_gemm", (1, 2), [256, 256, 256], &[]),
+        Case("ag_gemm", (1, 2), [256, 256, 256], &[("row_order", "absolute")]),
+        Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
+        Case("ag_gemm", (1, 4), [512, 256, 256], &[]),
+        Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1")]),
+        Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1"), ("node_sum", "pull")]),
+        Case("gemm_ar", (2, 2), [512, 512, 64], &[("chunk_tiles", "1")]),
+        Case("gemm_ar", (1, 4), [512, 1024, 64], &[("chunk_tiles", "1")]),
+    ] {
+        let compared = compared(&case, Mode::Cluster);
+        assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
+    }
+}
+
+#[test]
+fn a_cluster_program_holds_its_own_rank_and_reaches_the_others() {
+    let (_, schedule) = Case("gemm_rs", (1, 4), [512, 1024, 64], &[]).build();
+    let programs = lower_cluster(&schedule, &SPLIT, 132).expect("it lowers");
+    let whole = lower(&schedule, Mode::Virtual, &SPLIT, 132).expect("it lowers");
+    assert_eq!(programs.iter().map(|p| p.tasks.len()).sum::<usize>(), whole.tasks.len());
+    for (gpu, program) in (0..).zip(&programs) {
+        assert_eq!((program.gpu, program.gpus), (gpu, 4));
+        let reached: std::collections::BTreeSet<u32> =
+            program.regions.iter().map(|r| program.gpu_of(r.arena)).collect();
+        assert_eq!(reached, (0..4).collect(), "tiles go to every owner");
+        let told: std::collections::BTreeSet<u32> = program.signals.iter().map(|s| s.gpu).collect();
+        assert_eq!(told, (0..4).collect(), "every owner is told");
+        let own = program.waits.iter().map(|w| w.word + (w.count - 1) * w.stride);
+        assert!(own.max().is_some_and(|word| word < program.words), "waits are for own flags");
+    }
+}
+
+#[test]
 fn mirror_programs_of_the_gemm_family_give_the_reference() {
     for case in [
         Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
@@ -162,6 +219,32 @@ fn mirror_programs_of_the_gemm_family_give_the_reference() {
     ] {
         let compared = compared(&case, Mode::Mirror);
         assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
+    }
+}
+
+#[test]
+fn reduced_programs_end_and_do_their_part_only() {
+    for case in [
+        Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
+        Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
+        Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1")]),
+    ] {
+        let (spec, schedule) = case.build();
+        let whole = lower(&schedule, Mode::Mirror, &SPLIT, 132).expect("it lowers");
+        let inputs = inputs(&schedule, kernel(case.0).expect("a kernel"), &spec, Mode::Mirror, 3);
+        for (part, gemm) in [(Part::ComputeOnly, true), (Part::CommOnly, false)] {
+            let program = reduced(&whole, part);
+            let arenas = (0..program.arenas.len()).map(|arena| inputs.arena(&program, arena)).collect();
+            let words = vec![vec![0; program.words as usize]];
+            Machine { programs: std::slice::from_ref(&program), arenas, words }.run();
+            let has = |op| program.roles.iter().any(|r| r.tasks > 0 && program.tasks[r.first_task as usize].op == op);
+            assert_eq!(has(code::GEMM), gemm, "{} {part:?}", case.0);
+            let moves = program.roles.iter().any(|r| r.tasks > 0 && r.gemm == 0);
+            assert_eq!(moves, !gemm, "{} {part:?}: only one kind of work is left", case.0);
+            let puts = whole.puts.iter().flatten().count();
+            assert_eq!(program.puts.iter().flatten().count(), if gemm { 0 } else { puts }, "{} {part:?}", case.0);
+            assert!(whole.awaits_all_puts(), "{}: every put is noticed before a run ends", case.0);
+        }
     }
 }
 

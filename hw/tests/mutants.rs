@@ -52,7 +52,7 @@ fn config(attempt: usize, ctas: u32) -> Config {
     // Laggards find most, so every second attempt is theirs.
     let scheduler =
         if attempt.is_multiple_of(2) { Scheduler::Laggards } else { SCHEDULERS[attempt / 2 % SCHEDULERS.len()] };
-    Config { split, sms: 4 * ctas, seed: attempt as u64, scheduler, runs: 1, check_races: true }
+    Config { split, sms: 4 * ctas, seed: attempt as u64, scheduler, runs: 1, ..Config::default() }
 }
 
 /// How a mutant was told.

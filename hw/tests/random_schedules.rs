@@ -28,7 +28,7 @@ proptest! {
         let found = report(&schedule, &Limits::hopper(132), Some(&split));
         prop_assert!(found.is_clean(), "{}\n{program:?}", found);
         let config = Config { split, sms: 4 * ctas, ..Config::default() };
-        let trials = check_values(&schedule, &program, &program.spec(), &config, &TRIALS);
+        let trials = check_values(&schedule, &program, &program.spec(), &config, &TRIALS, |_, _, _| ());
         prop_assert!(trials.is_clean(), "{:?} {:?}\n{program:?}", trials.failure, trials.races);
     }
 }

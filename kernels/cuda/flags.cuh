@@ -1,4 +1,5 @@
 // Flags in device memory: monotonic u32 counters, raised with release and awaited with acquire.
+// System scope where the raiser and the waiter are different GPUs, GPU scope elsewhere.
 #pragma once
 #include "base.cuh"
 
@@ -6,6 +7,16 @@ DEVICE u32 flag_read_acquire(const u32* flag) {
   u32 v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
   return v;
+}
+
+DEVICE u32 flag_read_acquire_system(const u32* flag) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
+  return v;
+}
+
+DEVICE void flag_add_release_system(u32* flag, u32 add) {
+  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(flag), "r"(add) : "memory");
 }
 
 DEVICE void flag_store_release(u32* flag, u32 value) {

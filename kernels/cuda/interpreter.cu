@@ -38,15 +38,18 @@ DEVICE u32 read_relaxed(const u32* p) {
   return v;
 }
 
+DEVICE u32 read_flag(const Program& p, u32 word) {
+  return p.peers ? flag_read_acquire_system(p.words + word) : flag_read_acquire(p.words + word);
+}
+
 // Waits for a flag without a bound; a wait that lasts is written where the host finds it after the watchdog's trap.
 DEVICE void await(const Program& p, u32 word, u32 level, u32 task, u32 party) {
-  const u32* flag = p.words + word;
-  u32 have = flag_read_acquire(flag);
+  u32 have = read_flag(p, word);
   if (have >= level) return;
   const u64 begin = clock_cycles();
   bool reported = false;
   Blocked* report = p.blocked + blockIdx.x * kBlockedPerCta + party;
-  while ((have = flag_read_acquire(flag)) < level) {
+  while ((have = read_flag(p, word)) < level) {
     if (!reported && clock_cycles() - begin > kReportCycles) {
       reported = true;
       *report = {task + 1, word, have, level};
@@ -59,7 +62,7 @@ DEVICE bool reached(const Program& p, const Task& task) {
   for (u32 i = 0; i < task.start_waits; ++i) {
     const Wait w = p.waits[task.first_wait + i];
     for (u32 f = 0; f < w.count; ++f) {
-      if (flag_read_acquire(p.words + w.word + f * w.stride) < w.at_least) return false;
+      if (read_flag(p, w.word + f * w.stride) < w.at_least) return false;
     }
   }
   return true;
@@ -76,7 +79,12 @@ DEVICE void await_start(const Program& p, const Task& task, u32 index, u32 party
 DEVICE void signal(const Program& p, const Task& task) {
   for (u32 i = 0; i < task.signals; ++i) {
     const Signal s = p.signals[task.first_signal + i];
-    flag_add_release(p.words + s.word, s.add);
+    u32* flag = reinterpret_cast<u32*>(s.address);
+    if (s.remote) {
+      flag_add_release_system(flag, s.add);
+    } else {
+      flag_add_release(flag, s.add);
+    }
   }
 }
 

@@ -19,8 +19,9 @@ struct Wait {
 };
 
 struct Signal {
-  u32 word;
+  u64 address;
   u32 add;
+  u32 remote;  // the flag lies on another GPU
 };
 
 // `blocks` x `rows` x `row_bytes` of its task. A tensor map sees the buffer as rows of `row_pitch` bytes.
@@ -102,6 +103,8 @@ struct Program {
   CtaTimes* times;
   u32 fifo_head;    // word
   u32 run;
+  u32 peers;        // other GPUs raise flags here
+  u32 unused;
 };
 
 struct Maps {

@@ -337,9 +337,7 @@ struct Plan {
 
 impl Plan {
     fn new(spec: &Spec) -> Result<Self, BuildError> {
-        let Problem::Gemm { m, n, k } = spec.problem else {
-            return Err(BuildError::Unsupported { kernel: NAME, what: "needs a GEMM shape: m, n and k".into() });
-        };
+        let (m, n, k) = spec.gemm(NAME)?;
         let options = &spec.options;
         let (nodes, gpus) = (u64::from(spec.cluster.nodes), u64::from(spec.cluster.gpus_per_node));
         let rule = TileRule::new(options);
@@ -354,9 +352,6 @@ impl Plan {
             format!("chunks of {chunk_k_steps} main loop steps of tile_k = {bk}")
         })?;
         divides(NAME, "rows of a unit", unit_tiles * bm, puts, || format!("puts_per_unit = {puts}"))?;
-        fits_u32(NAME, "m", m)?;
-        fits_u32(NAME, "n in bytes", n * 2)?;
-        fits_u32(NAME, "k in bytes", k * 2)?;
         let unit_rows = unit_tiles * bm;
         let chunk_cols = chunk_k_steps * bk;
         let (units, chunks) = (m / nodes / gpus / unit_rows, k / chunk_cols);
@@ -465,21 +460,19 @@ impl Plan {
         let recycles = |claim| self.recycle && claim != Claim::Strided;
         let into_compute = recycles(self.compute_claim).then_some(0);
         let into_copy = if self.gpus > 1 && recycles(self.copy_claim) { Some(1) } else { into_compute };
-        let role = |work: &Work| {
-            let from_split = |kind, claim, recycle| Role { kind, ctas: CtaCount::FromSplit, lanes: 1, claim, recycle };
-            match work {
-                Work::Compute => from_split(RoleKind::Compute, self.compute_claim, None),
-                Work::Copy => {
-                    Role { lanes: self.copy_lanes, ..from_split(RoleKind::IntraComm, self.copy_claim, into_compute) }
-                }
-                Work::FirstHop => Role {
-                    ctas: CtaCount::Fixed(PROLOGUE_BLOCKS),
-                    ..from_split(RoleKind::InterSend, Claim::Strided, None)
-                },
-                Work::Send => {
-                    let claim = if self.send_any { Claim::Ready { window: 32 } } else { Claim::Ticket };
-                    from_split(RoleKind::InterSend, claim, into_copy)
-                }
+        let role = |work: &Work| match work {
+            Work::Compute => Role::new(RoleKind::Compute, self.compute_claim),
+            Work::Copy => Role {
+                lanes: self.copy_lanes,
+                recycle: into_compute,
+                ..Role::new(RoleKind::IntraComm, self.copy_claim)
+            },
+            Work::FirstHop => {
+                Role { ctas: CtaCount::Fixed(PROLOGUE_BLOCKS), ..Role::new(RoleKind::InterSend, Claim::Strided) }
+            }
+            Work::Send => {
+                let claim = if self.send_any { Claim::Ready { window: 32 } } else { Claim::Ticket };
+                Role { recycle: into_copy, ..Role::new(RoleKind::InterSend, claim) }
             }
         };
         let launch = |(index, (name, roles)): (usize, &(&str, Vec<Work>))| Launch {

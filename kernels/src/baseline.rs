@@ -328,7 +328,7 @@ fn launches(of: Baseline, stages: &[Stage], collective_ctas: u32) -> Vec<Launch>
         Launch {
             name: format!("{name} {}", stage.piece),
             after: stage.after.clone(),
-            roles: vec![Role { kind, ctas, lanes: 1, claim, recycle: None }],
+            roles: vec![Role { ctas, ..Role::new(kind, claim) }],
         }
     };
     stages.iter().enumerate().map(launch).collect()
@@ -438,9 +438,7 @@ impl Dense {
     /// Checks a shape whose rows are cut into `parts`, each into pieces.
     fn new(of: Baseline, spec: &Spec, parts: u64) -> Result<Self, BuildError> {
         let name = of.name();
-        let Problem::Gemm { m, n, k } = spec.problem else {
-            return Err(BuildError::Unsupported { kernel: name, what: "needs a GEMM shape: m, n and k".into() });
-        };
+        let (m, n, k) = spec.gemm(name)?;
         let rule = GemmRule::new(&spec.options);
         let [bm, bn, bk] = rule.tile;
         let chunks = spec.options.int("chunks");
@@ -449,9 +447,6 @@ impl Dense {
         })?;
         divides(name, "n", n, bn, || format!("tiles of tile_n = {bn} columns"))?;
         divides(name, "k", k, bk, || format!("main loop steps of tile_k = {bk}"))?;
-        fits_u32(name, "m", m)?;
-        fits_u32(name, "n in bytes", n * 2)?;
-        fits_u32(name, "k in bytes", k * 2)?;
         Ok(Self {
             of,
             m,

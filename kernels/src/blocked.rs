@@ -18,11 +18,12 @@ pub struct Blocked {
     pub cta: u32,
     /// Task in the role's list; for an idle `Ready` CTA the first unclaimed one.
     pub task: u32,
-    /// Flag family; [`Blocked::ALL_RANKS`] for a collective that not every rank has reached.
+    /// Flag family; [`Blocked::ALL_RANKS`] for a collective that not every rank has reached, [`Blocked::RING`] for a put
+    /// that the device-to-host ring has no room for.
     pub flag: String,
-    /// Slot of the family; 0 for a collective.
+    /// Slot of the family; 0 where there is none.
     pub slot: u32,
-    /// Value of the flag; ranks that have reached the collective.
+    /// Value of the flag; ranks that have reached the collective; free places of the ring.
     pub have: u32,
     /// Value that the task needs.
     pub need: u32,
@@ -31,6 +32,8 @@ pub struct Blocked {
 impl Blocked {
     /// Stands in [`Blocked::flag`] for the rendezvous of a collective.
     pub const ALL_RANKS: &'static str = "(all ranks)";
+    /// Stands in [`Blocked::flag`] for a place in the device-to-host ring.
+    pub const RING: &'static str = "(ring)";
 }
 
 impl fmt::Display for Blocked {

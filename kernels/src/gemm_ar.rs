@@ -336,9 +336,7 @@ struct Plan {
 
 impl Plan {
     fn new(spec: &Spec) -> Result<Self, BuildError> {
-        let Problem::Gemm { m, n, k } = spec.problem else {
-            return Err(BuildError::Unsupported { kernel: NAME, what: "needs a GEMM shape: m, n and k".into() });
-        };
+        let (m, n, k) = spec.gemm(NAME)?;
         let options = &spec.options;
         let (nodes, gpus) = (u64::from(spec.cluster.nodes), u64::from(spec.cluster.gpus_per_node));
         let rule = TileRule::new(options);
@@ -353,9 +351,6 @@ impl Plan {
         })?;
         divides(NAME, "k", k, bk, || format!("main loop steps of tile_k = {bk}"))?;
         let chunks_across = n / bn / chunk_tiles;
-        fits_u32(NAME, "m", m)?;
-        fits_u32(NAME, "n in bytes", n * 2)?;
-        fits_u32(NAME, "k in bytes", k * 2)?;
         let row_blocks = m / gpus / bm;
         let chunks = row_blocks * chunks_across;
         fits_u32(NAME, "flags (chunks of a slice times ranks)", chunks * nodes.max(gpus))?;
@@ -483,15 +478,13 @@ impl Plan {
             Work::Finish => RoleKind::IntraComm,
         };
         let role = |work, ctas| Role {
-            kind: kind_of(work),
             ctas,
-            lanes: 1,
-            claim: claim_of(work),
             recycle: match work {
                 Work::Compute | Work::Send => joins(Work::Reduce).or_else(|| joins(Work::Intra)),
                 Work::Reduce => joins(Work::Intra),
                 Work::Intra | Work::Finish => None,
             },
+            ..Role::new(kind_of(work), claim_of(work))
         };
         let mut launches = vec![Launch {
             name: "main".into(),

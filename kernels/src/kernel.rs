@@ -95,6 +95,19 @@ pub struct Spec {
     pub options: Options,
 }
 
+impl Spec {
+    /// m, n and k of a GEMM whose rows and row bytes fit the 32-bit fields of a region.
+    pub(crate) fn gemm(&self, kernel: &'static str) -> Result<(u64, u64, u64), BuildError> {
+        let Problem::Gemm { m, n, k } = self.problem else {
+            return Err(BuildError::Unsupported { kernel, what: "needs a GEMM shape: m, n and k".into() });
+        };
+        fits_u32(kernel, "m", m)?;
+        fits_u32(kernel, "n in bytes", n.saturating_mul(2))?;
+        fits_u32(kernel, "k in bytes", k.saturating_mul(2))?;
+        Ok((m, n, k))
+    }
+}
+
 /// Why a schedule cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {

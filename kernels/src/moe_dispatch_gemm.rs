@@ -28,8 +28,8 @@ use crate::kernel::{
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::routing::{SplitMix64, Urn, torch_cuda_weights};
 use crate::schedule::{
-    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, FamilyId, Flag, FlagFamily, Gate, GatherEntry, Launch, Op,
-    Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, TableSlice, Task, TaskSource, TileOut, Wait,
+    At, Buffer, BufferId, BufferUse, Claim, DType, FamilyId, Flag, FlagFamily, Gate, GatherEntry, Launch, Op, Place,
+    Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, TableSlice, Task, TaskSource, TileOut, Wait,
     WriteMode,
 };
 use smallvec::smallvec;
@@ -532,12 +532,11 @@ impl Plan {
     fn launch(&self) -> Launch {
         let claim = if self.ticket { Claim::Ticket } else { Claim::Strided };
         let notice = if self.ticket { Claim::Ready { window: 32 } } else { Claim::Strided };
-        let recycle = self.recycle.then_some(0);
-        let role = |kind, lanes, claim, recycle| Role { kind, ctas: CtaCount::FromSplit, lanes, claim, recycle };
-        let mut roles = vec![role(RoleKind::Compute, 1, claim, None), role(RoleKind::IntraComm, 1, claim, recycle)];
+        let joins_compute = |kind, claim| Role { recycle: self.recycle.then_some(0), ..Role::new(kind, claim) };
+        let mut roles = vec![Role::new(RoleKind::Compute, claim), joins_compute(RoleKind::IntraComm, claim)];
         if self.nodes > 1 {
-            roles.push(role(RoleKind::InterSend, self.send_lanes, Claim::Strided, recycle));
-            roles.push(role(RoleKind::InterReduce, 1, notice, recycle));
+            roles.push(Role { lanes: self.send_lanes, ..joins_compute(RoleKind::InterSend, Claim::Strided) });
+            roles.push(joins_compute(RoleKind::InterReduce, notice));
         }
         Launch { name: "main".into(), after: Vec::new(), roles }
     }

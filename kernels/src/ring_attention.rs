@@ -377,10 +377,6 @@ fn bf16(name: &str, bytes: u64, usage: BufferUse) -> Buffer {
     Buffer { name: name.into(), bytes, dtype: DType::Bf16, usage }
 }
 
-const fn split_role(kind: RoleKind, claim: Claim, recycle: Option<usize>) -> Role {
-    Role { kind, ctas: CtaCount::FromSplit, lanes: 1, claim, recycle }
-}
-
 /// Two ring buffers, two landing buffers.
 const DEPTH: u64 = 2;
 
@@ -475,12 +471,12 @@ impl TrueRing {
 
     fn launch(&self) -> Launch {
         let recycle = self.shape.recycle.then_some(0);
-        let mut roles = vec![split_role(RoleKind::Compute, Claim::Ticket, None)];
+        let mut roles = vec![Role::new(RoleKind::Compute, Claim::Ticket)];
         if self.shape.gpus > 1 {
-            roles.push(split_role(RoleKind::IntraComm, Claim::Ready { window: 32 }, recycle));
+            roles.push(Role { recycle, ..Role::new(RoleKind::IntraComm, Claim::Ready { window: 32 }) });
         }
         if self.shape.nodes > 1 {
-            roles.push(split_role(RoleKind::InterSend, Claim::Ready { window: 32 }, recycle));
+            roles.push(Role { recycle, ..Role::new(RoleKind::InterSend, Claim::Ready { window: 32 }) });
         }
         Launch { name: "main".into(), after: Vec::new(), roles }
     }
@@ -746,19 +742,15 @@ impl Landing {
     }
 
     fn launches(&self) -> Vec<Launch> {
-        let all_sms =
-            Role { kind: RoleKind::Compute, ctas: CtaCount::AllBut(0), lanes: 1, claim: Claim::Ticket, recycle: None };
+        let all_sms = Role { ctas: CtaCount::AllBut(0), ..Role::new(RoleKind::Compute, Claim::Ticket) };
         let mut stage = 0;
         let mut merge = 0;
         let launch = |(i, step): (usize, &Step)| {
             let (name, roles) = match *step {
-                Step::Send => ("send".into(), vec![split_role(RoleKind::InterSend, Claim::Strided, None)]),
-                Step::Land(round) => {
-                    (format!("land{round}"), vec![split_role(RoleKind::InterReduce, Claim::Strided, None)])
-                }
+                Step::Send => ("send".into(), vec![Role::new(RoleKind::InterSend, Claim::Strided)]),
+                Step::Land(round) => (format!("land{round}"), vec![Role::new(RoleKind::InterReduce, Claim::Strided)]),
                 Step::Barrier(number) => {
-                    let one =
-                        Role { ctas: CtaCount::Fixed(1), ..split_role(RoleKind::IntraComm, Claim::Strided, None) };
+                    let one = Role { ctas: CtaCount::Fixed(1), ..Role::new(RoleKind::IntraComm, Claim::Strided) };
                     (format!("barrier{number}"), vec![one])
                 }
                 Step::Merge => {
@@ -769,7 +761,7 @@ impl Landing {
                     let mut roles = vec![all_sms.clone()];
                     if self.shape.gpus > 1 {
                         let recycle = self.shape.recycle.then_some(0);
-                        roles.push(split_role(RoleKind::IntraComm, Claim::Strided, recycle));
+                        roles.push(Role { recycle, ..Role::new(RoleKind::IntraComm, Claim::Strided) });
                     }
                     stage += 1;
                     (format!("stage{}", stage - 1), roles)

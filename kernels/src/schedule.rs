@@ -793,6 +793,14 @@ pub struct Role {
     pub recycle: Option<usize>,
 }
 
+impl Role {
+    /// A role whose CTA count the split gives, with one lane, that does not recycle.
+    #[must_use]
+    pub const fn new(kind: RoleKind, claim: Claim) -> Self {
+        Self { kind, ctas: CtaCount::FromSplit, lanes: 1, claim, recycle: None }
+    }
+}
+
 /// One kernel launch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {

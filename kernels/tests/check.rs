@@ -7,8 +7,8 @@ use small::{cases, changed};
 use smallvec::smallvec;
 use std::collections::BTreeSet;
 use tilewire_kernels::check::{
-    Finding, Limits, Problem, RaceKind, Severity, ShapeError, WireFormat, check, check_fatal, check_residency,
-    check_resources, narrow, report,
+    Finding, Limits, Problem, RaceKind, Rule, Severity, ShapeError, Verdict, WireFormat, check, check_fatal,
+    check_residency, narrow, report, report_fatal,
 };
 use tilewire_kernels::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, GatherEntry,
@@ -43,7 +43,7 @@ impl<L: Fn(Rank) -> Lists + Send + Sync> TaskSource for Fixed<L> {
 
 /// Role kinds in the order of the roles of a hand-made launch.
 fn roles(claims: &[Claim]) -> Vec<Role> {
-    let role = |(kind, &claim)| Role { kind, ctas: CtaCount::FromSplit, lanes: 1, claim, recycle: None };
+    let role = |(kind, &claim)| Role::new(kind, claim);
     RoleKind::ALL.into_iter().zip(claims).map(role).collect()
 }
 
@@ -592,7 +592,7 @@ fn offsets_past_4_gib_do_not_wrap() {
         }
         let mut schedule = schedule((2, 1), &[Claim::Ticket], vec![vec![task]]);
         schedule.buffers[1].bytes = 8 * SLOT;
-        check_resources(&schedule, None, &Limits { wire, ..Limits::hopper(132) })
+        report_fatal(&schedule, &Limits { wire, ..Limits::hopper(132) }, None).findings
     };
     assert!(found(3, WireFormat::NARROW).is_empty());
     assert!(found(4, WireFormat::WIDE).is_empty());
@@ -618,13 +618,54 @@ fn what_a_machine_lacks_is_named() {
     let tile = gemm(32, 8);
     let small = Limits { shared_bytes: 100, ..Limits::hopper(132) };
     let one = schedule((2, 1), &[Claim::Ticket], vec![vec![tile, put(1, 0)]]);
-    let message = text(&check_resources(&one, None, &small));
+    let message = text(&report_fatal(&one, &small, None).findings);
     assert!(message.contains("needs 640 bytes of shared memory of a CTA, there are 100"), "{message}");
     for limits in [
         Limits { queues: 0, ..Limits::hopper(132) },
         Limits { fifo_depth: 0, ..Limits::hopper(132) },
         Limits { in_flight: 0, ..Limits::hopper(132) },
     ] {
-        assert_eq!(check_resources(&one, None, &limits).len(), 1);
+        let report = report_fatal(&one, &limits, None);
+        assert_eq!(report.fatal, 1, "{report}");
+        assert!(report.rules.iter().any(|result| (result.rule, result.verdict) == (Rule::Machine, Verdict::Fatal(1))));
     }
+}
+
+/// Offsets that only a later rank has, past the limit of the wire, are looked at too.
+#[test]
+fn the_last_ranks_offsets_are_narrowed_too() {
+    let mut schedule = by_rank((2, 1), &[Claim::Ticket], |rank| {
+        let mut task = put(1, 0);
+        if let Op::Put { dst, .. } = &mut task.op {
+            dst.region.offset = u64::from(rank.node) << 32;
+        }
+        vec![vec![vec![task]]]
+    });
+    schedule.buffers[1].bytes = 1 << 33;
+    let limits = Limits { wire: WireFormat::NARROW, ..Limits::hopper(132) };
+    let found = report_fatal(&schedule, &limits, None).findings;
+    assert!(matches!(found[..], [Finding { problem: Problem::Width(_), .. }]), "{}", text(&found));
+    assert_eq!(found[0].at.as_ref().map(|at| at.rank), Some(Rank { node: 1, gpu: 0 }));
+}
+
+/// Every rule says what it was asked of, and one that was not asked says so.
+#[test]
+fn a_report_says_what_was_not_looked_at() {
+    let of = |report: &tilewire_kernels::check::Report, rule: Rule| {
+        report.rules.iter().find(|result| result.rule == rule).expect("every rule has a line").verdict
+    };
+    let whole = schedule((1, 1), &[Claim::Ticket], vec![vec![raises(0), sync().wait(Wait::on(F, 0, 1))]]);
+    let split = RoleSplit { compute: 1, ..RoleSplit::default() };
+    let clean = report(&whole, &Limits::hopper(132), Some(&split));
+    assert_eq!(clean.rules.iter().map(|result| result.rule).collect::<Vec<_>>(), Rule::ALL);
+    assert!(clean.rules.iter().all(|result| result.verdict == Verdict::Ok), "{clean:?}");
+    assert_eq!(of(&report(&whole, &Limits::hopper(132), None), Rule::Residency), Verdict::NotChecked);
+    assert_eq!(of(&report_fatal(&whole, &Limits::hopper(132), None), Rule::Races), Verdict::NotChecked);
+    // What comes after a fatal finding is not called clean.
+    let stuck = schedule((1, 1), &[Claim::Ticket], vec![vec![sync().wait(Wait::on(F, 0, 1))]]);
+    let stuck = report(&stuck, &Limits::hopper(132), None);
+    assert_eq!((of(&stuck, Rule::Flags), of(&stuck, Rule::Races)), (Verdict::Fatal(1), Verdict::NotChecked));
+    let bad = report(&schedule((1, 1), &[Claim::Ticket], vec![vec![raises(64)]]), &Limits::hopper(132), None);
+    let verdicts = [Rule::Tasks, Rule::Flags, Rule::Progress, Rule::Symmetry].map(|rule| of(&bad, rule));
+    assert_eq!(verdicts, [Verdict::Fatal(1), Verdict::NotChecked, Verdict::NotChecked, Verdict::NotChecked]);
 }

@@ -6,7 +6,7 @@
 
 use crate::SimError;
 use crate::engine::UNWATCHED;
-use crate::machine::{Machine, PeerPath};
+use crate::machine::{Machine, PeerPath, PowerLimit};
 use crate::noise::Noise;
 use crate::predict::{Clock, Config, Execution, Protocol};
 use smallvec::SmallVec;
@@ -103,6 +103,15 @@ pub struct Cost {
     pub fill: u64,
     /// Asynchronous store of the result.
     pub out: Flow,
+    /// The same when another tile follows, over whose main loop it leaves; [`Flow::NOTHING`] where it does not wait.
+    pub deferred: Flow,
+    /// What every CTA that computes at its start adds: to a tile, picoseconds; to a move, billionths of its time.
+    pub crowd: u64,
+}
+
+impl Cost {
+    const NOTHING: Self =
+        Self { main: NONE, step: 0, fixed: 0, fill: 0, out: Flow::NOTHING, deferred: Flow::NOTHING, crowd: 0 };
 }
 
 /// What kind of work a cost record stands for.
@@ -303,8 +312,27 @@ pub struct Compiled {
     pub stale_arrivals: bool,
     /// Noise, when asked for.
     pub noise: Option<Noise>,
+    /// The power limit, when it acts on the average of a run.
+    pub power: Option<Power>,
     /// Leaf switches, when they are oversubscribed and the cluster has more than one.
     pub leaves: Option<Leaves>,
+}
+
+/// A power limit that acts on the average of a run, in TFLOP/s of matrix work at full clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Power {
+    /// Average from which on the clock droops.
+    pub knee: f64,
+    /// Power that does not depend on the matrix work.
+    pub fixed: f64,
+}
+
+impl Power {
+    /// Slowdown, in millionths, of a run of `flops` that took `ps` with its tiles slowed by `slowdown`.
+    pub fn slowdown(&self, flops: u64, ps: u64, slowdown: u64) -> u64 {
+        let at_full_clock = flops as f64 / ps.max(1) as f64 * slowdown as f64 * 1e-6;
+        ((self.fixed + at_full_clock) / (self.fixed + self.knee) * 1e6).round().max(1e6) as u64
+    }
 }
 
 /// Leaf switches whose links to the spine carry less than those to the nodes. The network is rail-optimised: each rail
@@ -324,6 +352,8 @@ pub struct Times {
     pub flag_local: u64,
     /// Flag latency over NVLink.
     pub flag_remote: u64,
+    /// From one signal of a task to its next.
+    pub signal: u64,
     /// NIC-written flag.
     pub flag_nic: u64,
     /// Host flag until the waiter sees it.
@@ -538,7 +568,12 @@ impl Compiler<'_> {
     fn load_write(&self, loads: &mut Loads, at: At, bytes: u64, add: bool) {
         let link =
             if add { (bytes as f64 * self.machine.nvlink.add_link_bytes_per_byte.value).round() as u64 } else { bytes };
-        let memory = if add { 2 * bytes } else { bytes };
+        // An add in the own memory, which stands for a peer's, takes as much as the link would.
+        let memory = match self.machine.peer_path {
+            PeerPath::Hbm => 2 * link,
+            PeerPath::Nvlink => 2 * bytes,
+        };
+        let memory = if add { memory } else { bytes };
         match at {
             At::Offset(offset) => {
                 if self.over_nvlink(offset) {
@@ -609,8 +644,14 @@ impl Compiler<'_> {
         }
     }
 
-    /// The asynchronous store of a tile; `keep` selects which places count.
-    fn tile_out(&mut self, outs: &[Where], hold_ps: u64, local: bool, keep: impl Fn(&Self, At) -> bool) -> Flow {
+    /// The asynchronous store of a tile, over `at_least_ps`; `keep` selects which places count.
+    fn tile_out(
+        &mut self,
+        outs: &[Where],
+        (hold_ps, at_least_ps): (u64, u64),
+        local: bool,
+        keep: impl Fn(&Self, At) -> bool,
+    ) -> Flow {
         let mut loads = Loads::new();
         let mut work = 0;
         for out in outs {
@@ -624,25 +665,35 @@ impl Compiler<'_> {
         if work == 0 {
             return Flow::NOTHING;
         }
-        self.flow(&loads, work + hold_ps)
+        self.flow(&loads, (work + hold_ps).max(at_least_ps))
     }
 
     fn one_flow(&mut self, loads: &Loads, work: u64) -> [Cost; 3] {
         let main = if work == 0 { NONE } else { self.class(loads, work) };
-        [Cost { main, step: 0, fixed: work, fill: 0, out: Flow::NOTHING }; 3]
+        let crowd = self.machine.interpreter.as_ref().map_or(0.0, |i| i.move_crowd_per_cta.value * 1e9).round() as u64;
+        [Cost { main, fixed: work, crowd, ..Cost::NOTHING }; 3]
+    }
+
+    /// What taking a task costs that is no tile.
+    fn task_ps(&self) -> u64 {
+        self.machine.interpreter.as_ref().map_or(0, |interpreter| ps_from_ns(interpreter.task_ns.value))
     }
 
     fn record(&mut self, key: &CostKey) -> CostRecord {
         let machine = self.machine;
         let sm = &machine.sm;
         let simple = |work, forms| CostRecord { work, steps: 0, drain: Drain::Visible, forms };
-        let nothing = [Cost { main: NONE, step: 0, fixed: 0, fill: 0, out: Flow::NOTHING }; 3];
+        let nothing = [Cost::NOTHING; 3];
         match key {
+            CostKey::Sync if self.task_ps() > 0 => {
+                let forms = self.one_flow(&Loads::new(), self.task_ps());
+                simple(Work::Move, forms)
+            }
             CostKey::Sync => simple(Work::Sync, nothing),
             CostKey::Put => {
                 let mut forms = nothing;
                 for form in &mut forms {
-                    form.fixed = ps_from_ns(machine.proxy.push_ns.value);
+                    form.fixed = ps_from_ns(machine.proxy.push_ns.value) + self.task_ps();
                 }
                 simple(Work::Put, forms)
             }
@@ -663,19 +714,25 @@ impl Compiler<'_> {
                     Drain::Visible => gemm.visible_ns.value,
                 });
                 let fill = ps_from_ns(gemm.fill_ns.value);
-                let whole = self.tile_out(outs, hold, false, |_, _| true);
-                let local = self.tile_out(outs, hold, true, |_, _| true);
-                let remote = self.tile_out(outs, 0, false, Self::is_remote);
-                CostRecord {
-                    work: Work::Tile,
-                    steps: *steps,
-                    drain: *drain,
-                    forms: [
-                        Cost { main, step, fixed, fill, out: whole },
-                        Cost { main, step, fixed, fill, out: local },
-                        Cost { main: NONE, step: 0, fixed: 0, fill: 0, out: remote },
-                    ],
+                let whole = self.tile_out(outs, (hold, 0), false, |_, _| true);
+                let local = self.tile_out(outs, (hold, 0), true, |_, _| true);
+                let remote = self.tile_out(outs, (0, 0), false, Self::is_remote);
+                let tile = Cost { main, step, fixed, fill, ..Cost::NOTHING };
+                let mut forms =
+                    [Cost { out: whole, ..tile }, Cost { out: local, ..tile }, Cost { out: remote, ..Cost::NOTHING }];
+                if let Some(interpreter) = &machine.interpreter {
+                    let over = u64::from(*steps).min(interpreter.store_steps.value as u64);
+                    let deferred_ps = over * step + ps_from_ns(interpreter.store_visible_ns.value);
+                    for (form, local) in forms[..2].iter_mut().zip([false, true]) {
+                        form.crowd = ps_from_ns(interpreter.crowd_ns.value);
+                        if *drain == Drain::Overlap {
+                            form.deferred = self.tile_out(outs, (0, deferred_ps), local, |_, _| true);
+                        }
+                    }
+                    // The interpreter runs a tile without its arithmetic as it runs any task.
+                    forms[2] = Cost { out: remote, crowd: 0, ..self.one_flow(&Loads::new(), self.task_ps())[2] };
                 }
+                CostRecord { work: Work::Tile, steps: *steps, drain: *drain, forms }
             }
             CostKey::Attention { tile, steps, head_dim, bytes, written, main_loop } => {
                 let attention = &machine.attention[loop_name(*main_loop)];
@@ -687,15 +744,18 @@ impl Compiler<'_> {
                 loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
                 loads.push((Offset::ME, ResourceKind::Chip, flops * u64::from(*steps)));
                 let main = self.class(&loads, work);
-                let cost = Cost { main, step, fixed, fill: 0, out: Flow::NOTHING };
-                let none = Cost { main: NONE, step: 0, fixed: 0, fill: 0, out: Flow::NOTHING };
-                CostRecord { work: Work::Tile, steps: *steps, drain: Drain::Visible, forms: [cost, cost, none] }
+                let cost = Cost { main, step, fixed, ..Cost::NOTHING };
+                let mut forms = [cost, cost, Cost::NOTHING];
+                if machine.interpreter.is_some() {
+                    forms[2] = Cost { crowd: 0, ..self.one_flow(&Loads::new(), self.task_ps())[2] };
+                }
+                CostRecord { work: Work::Tile, steps: *steps, drain: Drain::Visible, forms }
             }
             CostKey::Merge { bytes } => {
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
                 let work = transfer(*bytes, rate(sm.merge_cta_gbs.value)) + ps_from_ns(sm.local_latency_ns.value);
-                let forms = self.one_flow(&loads, work);
+                let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }
             CostKey::Copy { src, dsts, engine, in_flight, overlap, lanes } => {
@@ -722,7 +782,7 @@ impl Compiler<'_> {
                     };
                 }
                 let work = ps_from_ns(work + load_ns);
-                let forms = self.one_flow(&loads, work);
+                let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }
             CostKey::Gather { local, remote, row_bytes, zero, in_flight, overlap } => {
@@ -757,7 +817,7 @@ impl Compiler<'_> {
                     total / sm.copy_cta_gbs.value
                         + (f64::from(rows) / f64::from(*in_flight)).ceil() * (load_ns + store_ns)
                 };
-                let forms = self.one_flow(&loads, ps_from_ns(work));
+                let forms = self.one_flow(&loads, ps_from_ns(work) + self.task_ps());
                 simple(Work::Move, forms)
             }
             CostKey::Reduce { inputs, outputs, in_flight, lanes } => {
@@ -784,7 +844,7 @@ impl Compiler<'_> {
                 }
                 let cta = sm.reduce_cta_gbs.value / f64::from(*lanes);
                 work += latency + moved as f64 / cta.min(f64::from(*in_flight) / latency.max(1e-3) * 1.5);
-                let forms = self.one_flow(&loads, ps_from_ns(work));
+                let forms = self.one_flow(&loads, ps_from_ns(work) + self.task_ps());
                 simple(Work::Move, forms)
             }
             CostKey::Collective { kind, bytes, in_place, ctas } => {
@@ -798,7 +858,7 @@ impl Compiler<'_> {
                 let mut loads = Loads::new();
                 self.load_write(&mut loads, dst.at, dst.bytes, false);
                 let work = transfer(dst.bytes, rate(sm.fill_cta_gbs.value));
-                let forms = self.one_flow(&loads, work);
+                let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }
         }
@@ -1057,6 +1117,10 @@ impl Compiled {
             times: Times::new(machine),
             capacities: capacities(machine, config.clock),
             stale_arrivals,
+            power: (machine.power_limit == PowerLimit::Average).then(|| {
+                let (knee, fixed) = droop(machine, config.clock);
+                Power { knee, fixed }
+            }),
             noise: config.noise_seed.map(|seed| Noise {
                 seed,
                 network_sigma: machine.noise.network_sigma.value,
@@ -1083,6 +1147,12 @@ impl Compiled {
         // The NIC is held for the message's own cost too; what travels are its bytes, as over PCIe.
         let moved = class.iter().find(|d| d.0 == to && d.1 == ResourceKind::PcieIn)?;
         Some((to.dn, rail, moved.2))
+    }
+
+    /// Matrix work of a rank.
+    pub fn matrix_flops(&self) -> u64 {
+        let totals = self.programs.first().map(|program| program.totals.as_slice()).unwrap_or_default();
+        totals.iter().find(|(kind, _)| *kind == ResourceKind::Chip).map_or(0, |&(_, flops)| flops)
     }
 
     /// The family that a flag belongs to.
@@ -1350,18 +1420,30 @@ fn set_countdowns(programs: &mut [Program], schedule: &Schedule, representatives
     }
 }
 
+/// Knee and static power of the droop, TFLOP/s.
+const fn droop(machine: &Machine, clock: Clock) -> (f64, f64) {
+    let gpu = &machine.gpu;
+    match clock {
+        Clock::Sustained => (gpu.droop_knee_tflops.value, gpu.droop_static_tflops.value),
+        Clock::Cold => (gpu.cold_knee_tflops.value, gpu.cold_static_tflops.value),
+    }
+}
+
 fn capacities(machine: &Machine, clock: Clock) -> Vec<(u64, u64)> {
     let rails = machine.nic.rails.value as u32;
     let mut capacities = vec![(0, 0); ResourceKind::count(rails) as usize];
     let mut set = |kind: ResourceKind, value| capacities[kind.index(rails) as usize] = value;
     set(ResourceKind::Hbm, (rate(machine.gpu.hbm_gbs.value), 0));
     let power = |tflops: f64| (tflops * 1e12).round() as u64;
-    let gpu = &machine.gpu;
-    let (knee, fixed) = match clock {
-        Clock::Sustained => (&gpu.droop_knee_tflops, &gpu.droop_static_tflops),
-        Clock::Cold => (&gpu.cold_knee_tflops, &gpu.cold_static_tflops),
-    };
-    set(ResourceKind::Chip, (power(knee.value + fixed.value), power(fixed.value)));
+    let (knee, fixed) = droop(machine, clock);
+    set(
+        ResourceKind::Chip,
+        match machine.power_limit {
+            PowerLimit::Moment => (power(knee + fixed), power(fixed)),
+            // Never binds: the clock of the whole run is lower instead.
+            PowerLimit::Average => (u64::MAX / 4, 0),
+        },
+    );
     set(ResourceKind::Egress, (rate(machine.nvlink.egress_gbs.value), 0));
     set(ResourceKind::Ingress, (rate(machine.nvlink.ingress_gbs.value), 0));
     set(ResourceKind::PcieOut, (rate(machine.nic.pcie_gbs.value), 0));
@@ -1379,6 +1461,7 @@ impl Times {
         Self {
             flag_local: ps_from_ns(flags.local_ns.value),
             flag_remote: ps_from_ns(flags.nvlink_ns.value),
+            signal: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.signal_ns.value)),
             flag_nic: ps_from_ns(flags.nic_ns.value),
             flag_host: ps_from_ns(flags.host_ns.value + flags.republish_ns.value),
             push: ps_from_ns(proxy.push_ns.value),

@@ -8,6 +8,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod bound;
 pub mod compile;
 pub mod engine;
 pub mod machine;

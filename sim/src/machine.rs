@@ -4,6 +4,8 @@
 //! `name_unit = { value = 1.0, kind = "measured", source = "...", date = "2026-11-29" }`. Bandwidths are per direction.
 //! Unknown and missing keys are errors that name line and column.
 
+mod legal;
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tilewire_kernels::Fabric;
@@ -118,6 +120,26 @@ section! {
         sm_tflops,
         /// Q load, first KV load, and the epilogue of a block.
         block_ns,
+    }
+}
+
+section! {
+    /// What it costs to run a schedule through the device interpreter. A hard-wired kernel has none of it.
+    Interpreter {
+        /// To take a task that is no tile: claim, descriptor, hand-over to the CTA's threads.
+        task_ns,
+        /// From one signal of a task to its next.
+        signal_ns,
+        /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
+        store_steps,
+        /// From the last store of such an output until it is visible.
+        store_visible_ns,
+        /// What every other CTA that computes adds to a tile's time beside its steps: descriptors and operands come
+        /// later from a memory that more CTAs use.
+        crowd_ns,
+        /// By what part of its time every CTA that computes lengthens a copy or sum, which lives from the latency of
+        /// the same memory.
+        move_crowd_per_cta,
     }
 }
 
@@ -308,12 +330,18 @@ pub struct Machine {
     pub fabric: Fabric,
     /// `nvlink`, or `hbm` when peers are emulated in the own memory.
     pub peer_path: PeerPath,
+    /// How the power limit slows the chip.
+    #[serde(default)]
+    pub power_limit: PowerLimit,
     /// The chip.
     pub gpu: Gpu,
     /// GEMM tiles by main loop: `wait_each_step`, `pipelined`, `library`.
     pub gemm: BTreeMap<String, Gemm>,
     /// Attention tiles by main loop, as `gemm`.
     pub attention: BTreeMap<String, Attention>,
+    /// The device interpreter, where schedules run through it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interpreter: Option<Interpreter>,
     /// Data movement by SMs.
     pub sm: Sm,
     /// NVLink.
@@ -344,39 +372,68 @@ pub enum PeerPath {
     Hbm,
 }
 
-/// Why a machine file was refused.
+/// How the power limit slows the chip.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PowerLimit {
+    /// At every moment by the matrix work of that moment.
+    #[default]
+    Moment,
+    /// Evenly, by the average of a run: its window is longer than runs that follow each other without a pause.
+    Average,
+}
+
+/// Why a machine file was refused. Every message begins with file, line and column.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MachineError {
     /// Not TOML, an unknown key, a missing key, a wrong type.
-    #[error("{file}: {message}")]
+    #[error("{place}: {message}")]
     Parse {
-        /// File.
-        file: String,
-        /// The parser's words, with line and column.
+        /// File, line, column.
+        place: String,
+        /// Key, and the parser's words.
         message: String,
     },
     /// A value out of range.
-    #[error("{file}: {name} = {value}, allowed {allowed}")]
+    #[error("{place}: {name} = {value:?}, allowed: {allowed}")]
     Range {
-        /// File.
-        file: String,
+        /// File, line, column.
+        place: String,
         /// Parameter, with its sections.
         name: String,
         /// Value.
         value: f64,
         /// Legal values.
-        allowed: &'static str,
+        allowed: String,
     },
     /// A value without a source.
-    #[error("{file}: {name} has no {what}; every value needs one")]
+    #[error("{place}: {name} has no source; every value needs one")]
     Provenance {
-        /// File.
-        file: String,
+        /// File, line, column.
+        place: String,
         /// Parameter.
         name: String,
-        /// Source or date.
-        what: &'static str,
     },
+    /// A date that is none.
+    #[error("{place}: {name}.date = \"{date}\", allowed: a day, YYYY-MM-DD")]
+    Date {
+        /// File, line, column.
+        place: String,
+        /// Parameter.
+        name: String,
+        /// What stands there.
+        date: String,
+    },
+}
+
+impl MachineError {
+    /// File, line and column of a byte of a text.
+    fn place(file: &str, text: &str, at: usize) -> String {
+        let before = text.get(..at).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+        format!("{file}:{line}:{column}")
+    }
 }
 
 impl Machine {
@@ -385,51 +442,7 @@ impl Machine {
     /// # Errors
     /// [`MachineError`] for anything that is not a complete, sourced, sensible machine.
     pub fn parse(file: &str, text: &str) -> Result<Self, MachineError> {
-        let machine: Self = toml::from_str(text)
-            .map_err(|e| MachineError::Parse { file: file.to_owned(), message: e.to_string().trim().to_owned() })?;
-        for loops in ["wait_each_step", "pipelined", "library"] {
-            let missing = if machine.gemm.contains_key(loops) {
-                (!machine.attention.contains_key(loops)).then_some("attention")
-            } else {
-                Some("gemm")
-            };
-            if let Some(kind) = missing {
-                let message = format!("missing section [{kind}.{loops}]");
-                return Err(MachineError::Parse { file: file.to_owned(), message });
-            }
-        }
-        for (name, param) in machine.params() {
-            let error = |allowed| MachineError::Range {
-                file: file.to_owned(),
-                name: name.clone(),
-                value: param.value,
-                allowed,
-            };
-            if !param.value.is_finite() || param.value < 0.0 || param.value > 1e12 {
-                return Err(error("a finite number from 0 to 1e12"));
-            }
-            if param.value == 0.0 && (name.ends_with("_gbs") || name.ends_with("_tflops")) {
-                return Err(error("a rate above 0"));
-            }
-            let counts = [".sms", ".fifo_depth", ".threads", ".in_flight", ".rails", ".nodes_per_leaf", ".domain_gpus", ".bus_gpus"];
-            if counts.iter().any(|count| name.ends_with(count)) && (param.value < 1.0 || param.value.fract() != 0.0) {
-                return Err(error("a whole number of 1 or more"));
-            }
-            if name.ends_with("oversubscription") && param.value < 1.0 {
-                return Err(error("1 or more"));
-            }
-            let missing = if param.source.trim().is_empty() {
-                Some("source")
-            } else if param.date.trim().is_empty() {
-                Some("date")
-            } else {
-                None
-            };
-            if let Some(what) = missing {
-                return Err(MachineError::Provenance { file: file.to_owned(), name, what });
-            }
-        }
-        Ok(machine)
+        legal::parse(file, text)
     }
 
     /// Every parameter as `section.name`, in a fixed order.
@@ -449,6 +462,9 @@ impl Machine {
         }
         for (name, attention) in &self.attention {
             sections.push((format!("attention.{name}"), attention));
+        }
+        if let Some(interpreter) = &self.interpreter {
+            sections.push(("interpreter".into(), interpreter));
         }
         sections.extend([
             ("sm".into(), &self.sm as &dyn Section),
@@ -489,6 +505,7 @@ impl Machine {
             _ => {
                 let (kind, name) = prefix.split_once('.').unwrap_or((prefix, ""));
                 let section = match kind {
+                    "interpreter" => self.interpreter.as_mut().map(|s| s as &mut dyn Section),
                     "gemm" => self.gemm.get_mut(name).map(|s| s as &mut dyn Section),
                     "attention" => self.attention.get_mut(name).map(|s| s as &mut dyn Section),
                     _ => None,

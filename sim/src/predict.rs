@@ -151,7 +151,8 @@ pub struct Prediction {
     pub comm_only_us: f64,
     /// `(compute_only + comm_only - time) / min(compute_only, comm_only)`.
     pub overlap: f64,
-    /// `time - compute_only`.
+    /// `time - compute_only`. Slightly below zero where all communication is hidden: in the compute-only run all CTAs start
+    /// together and meet each other's stores and the power limit in step; flags spread them out in the whole run.
     pub exposed_comm_us: f64,
     /// The resource with the largest lower bound.
     pub bound_by: BoundBy,

@@ -1,20 +1,19 @@
 //! The best split of a schedule, with a certificate.
 //!
-//! Branch and bound over boxes of splits. A box's lower bound is the largest of: every shared resource's bytes over its
-//! bandwidth (the same for all splits), and, launch by launch, every role's work over the most CTAs that the box allows
-//! it (whole tasks, so wave quantisation counts). Boxes whose bound is no better than the best simulated time are
-//! dropped; of the others the most promising are simulated and cut in two. What is left when the budget ends gives the
-//! certified gap: no split of the model can be faster than `lower_bound`.
+//! Branch and bound over boxes of splits, with the bounds of [`crate::bound`]. Boxes whose bound is no better than the
+//! best simulated time are dropped; of the others the most promising are simulated and cut in two. What is left when the
+//! budget ends gives the certified gap: no split of the model can be faster than `lower_bound`.
 //!
 //! Batches have a fixed size and are merged in order, so the answer does not depend on the number of threads.
 
 use crate::SimError;
-use crate::compile::{Compiled, Form, Program, Work};
+use crate::bound::{LowerBound, kind_index};
+use crate::compile::Compiled;
 use crate::predict::Simulation;
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-use tilewire_kernels::schedule::{Claim, CtaCount, Drain};
+use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{RoleKind, RoleSplit};
 
 /// Splits simulated side by side; a constant, so that results do not depend on threads.
@@ -28,6 +27,28 @@ pub struct TuneConfig {
     /// Stop once the certified gap is this small (0.01 is 1 %).
     pub gap: f64,
 }
+
+impl TuneConfig {
+    /// Until no split can be faster.
+    pub const EXHAUSTIVE: Self = Self { budget: None, gap: 0.0 };
+
+    /// For somebody who waits for the answer: at most `simulations`, fewer of large cases, and 1 % is close enough.
+    ///
+    /// Counted in tasks and not in seconds, so that the answer is the same on every computer.
+    pub fn prompt(simulation: &Simulation, simulations: usize) -> Self {
+        let compiled = simulation.compiled();
+        let tasks = |&program: &u32| compiled.programs[program as usize].tasks.len();
+        let per_run: usize = compiled.program_of.iter().map(tasks).sum();
+        let affordable = (PROMPT_TASKS / per_run.max(1)).max(PROMPT_SIMULATIONS);
+        Self { budget: Some(affordable.min(simulations)), gap: 0.01 }
+    }
+}
+
+/// Tasks that a prompt search simulates in all, about.
+const PROMPT_TASKS: usize = 15_000_000;
+
+/// Simulations that a prompt search may make however large the case is.
+const PROMPT_SIMULATIONS: usize = 64;
 
 /// A split that was simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,135 +80,6 @@ pub struct Tuned {
 struct Bounds {
     low: [u32; 4],
     high: [u32; 4],
-}
-
-/// Lower bounds on the time of a split.
-pub struct LowerBound<'a> {
-    compiled: &'a Compiled,
-    /// Bound of the shared resources, ps.
-    resources: u64,
-    /// By program, role and CTAs: time of the role's work, ps.
-    roles: Vec<Vec<Vec<u64>>>,
-    overhead: u64,
-}
-
-impl<'a> LowerBound<'a> {
-    /// Prepares bounds for all CTA counts.
-    pub fn new(simulation: &'a Simulation) -> Self {
-        let compiled = simulation.compiled();
-        let sms = compiled.times.sms;
-        let rails = compiled.times.rails;
-        let resources = compiled
-            .programs
-            .iter()
-            .flat_map(|p| p.totals.iter())
-            .map(|&(kind, total)| {
-                let capacity = u128::from(compiled.capacities[kind.index(rails) as usize].0.max(1));
-                (u128::from(total) * 1_000_000_000_000 / capacity) as u64
-            })
-            .max()
-            .unwrap_or(0);
-        // Totals count what a rank's tasks take from everybody; only folded or symmetric runs make that its own load.
-        let resources = if compiled.programs.len() == 1 { resources } else { 0 };
-        let roles = compiled
-            .programs
-            .iter()
-            .map(|program| (0..program.roles.len()).map(|r| role_bounds(compiled, program, r, sms)).collect())
-            .collect();
-        Self { compiled, resources, roles, overhead: compiled.times.launch }
-    }
-
-    /// No split with at most these CTAs per role is faster than this, ps.
-    pub fn at_most(&self, most: [u32; 4]) -> u64 {
-        let mut bound = self.resources;
-        for (program, roles) in self.compiled.programs.iter().zip(&self.roles) {
-            bound = bound.max(self.program(program, roles, most));
-        }
-        bound + self.overhead
-    }
-
-    fn program(&self, program: &Program, roles: &[Vec<u64>], most: [u32; 4]) -> u64 {
-        // Longest path over the launches, each as long as its slowest role.
-        let mut ends: Vec<u64> = Vec::with_capacity(self.compiled.launches.len());
-        for launch in &self.compiled.launches {
-            let start =
-                launch.after.iter().map(|&l| ends[l as usize] + self.compiled.times.dependent).max().unwrap_or(0);
-            let slowest = launch
-                .roles
-                .clone()
-                .map(|r| {
-                    let role = &program.roles[r];
-                    let ctas = |r: usize| match program.roles[r].ctas {
-                        // One after the other, however many CTAs work on each.
-                        _ if program.roles[r].collective => 1,
-                        CtaCount::FromSplit => most[kind_index(program.roles[r].kind)],
-                        CtaCount::Fixed(n) => n,
-                        CtaCount::AllBut(_) => self.compiled.times.sms,
-                    };
-                    // CTAs that may recycle into the role, directly or through others, count as its own.
-                    let mut own = ctas(r);
-                    let mut into = vec![r];
-                    let mut next = 0;
-                    while next < into.len() {
-                        for other in launch.roles.clone() {
-                            if program.roles[other].recycle as usize == into[next] && !into.contains(&other) {
-                                own += ctas(other);
-                                into.push(other);
-                            }
-                        }
-                        next += 1;
-                    }
-                    let own = own.min(self.compiled.times.sms);
-                    if role.tasks == 0 {
-                        0
-                    } else if into.len() > 1 {
-                        role.work_ps.div_ceil(u128::from(own.max(1) * role.lanes)) as u64
-                    } else {
-                        roles[r][own as usize]
-                    }
-                })
-                .max()
-                .unwrap_or(0);
-            ends.push(start + slowest);
-        }
-        ends.into_iter().max().unwrap_or(0)
-    }
-}
-
-/// Time of a role's work by CTA count, at full speed, first loads hidden.
-fn role_bounds(compiled: &Compiled, program: &Program, r: usize, sms: u32) -> Vec<u64> {
-    let role = &program.roles[r];
-    let tasks = &program.tasks[role.first as usize..(role.first + role.tasks) as usize];
-    let time = |cost: u16| {
-        let record = &compiled.costs[usize::from(cost)];
-        let form = &record.forms[Form::Whole as usize];
-        let held = if record.work == Work::Tile && record.drain != Drain::Overlap { form.out.work } else { 0 };
-        form.fixed + form.step * u64::from(record.steps) + held
-    };
-    let times: Vec<u64> = tasks.iter().map(|t| time(t.cost)).collect();
-    let total: u128 = times.iter().map(|&t| u128::from(t)).sum();
-    let longest = times.iter().copied().max().unwrap_or(0);
-    let uniform = times.iter().all(|&t| t == longest);
-    (0..=sms)
-        .map(|n| {
-            if n == 0 {
-                return if tasks.is_empty() { 0 } else { u64::MAX / 4 };
-            }
-            let workers = (n * role.lanes) as usize;
-            match role.claim {
-                Claim::Strided if !uniform => (0..workers.min(times.len()))
-                    .map(|i| times.iter().skip(i).step_by(workers).sum::<u64>())
-                    .max()
-                    .unwrap_or(0),
-                _ if uniform => times.len().div_ceil(workers) as u64 * longest,
-                _ => (total.div_ceil(workers as u128) as u64).max(longest),
-            }
-        })
-        .collect()
-}
-
-fn kind_index(kind: RoleKind) -> usize {
-    RoleKind::ALL.iter().position(|&k| k == kind).unwrap_or(0)
 }
 
 /// Which CTA counts a split may give each role: (at least, at most).

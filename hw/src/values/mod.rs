@@ -16,29 +16,27 @@
 //! each of its own term. Scores are f32 and shift every `p_j` by about 2^-20, which the spare rounding covers. A merge
 //! of partial results adds the rounding of each part, scaled by weights that add up to one, and its own.
 
-mod engine;
-mod memory;
+pub(crate) mod engine;
+pub(crate) mod judge;
+pub(crate) mod memory;
+pub(crate) mod ops;
 mod race;
 pub(crate) mod random;
-mod report;
-
-mod ops;
+pub(crate) mod report;
 
 pub use report::{ExecError, Mismatch, Race, Report, TaskRef};
 
-use engine::{Engine, Lists};
-use memory::Memory;
+use engine::{Engine, Lists, task_name};
+use memory::{Memory, ranks_of};
 use race::Tracker;
-use random::{element, seed_for};
+use random::seed_for;
 use std::collections::BTreeMap;
 use tilewire_kernels::check::check_task;
-use tilewire_kernels::{Kernel, RoleKind, RoleSplit, Schedule, Spec};
-
-/// An error below this is never wrong: the reference may be zero where the result is a rounding of nothing.
-const ABSOLUTE: f64 = 1e-6;
+use tilewire_kernels::schedule::{Access, GatherEntry, Task};
+use tilewire_kernels::{Kernel, Rank, RoleKind, RoleSplit, Schedule, Spec};
 
 /// Who moves next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scheduler {
     /// CTAs take turns.
     RoundRobin,
@@ -54,6 +52,45 @@ pub enum Scheduler {
     ReorderedPuts,
 }
 
+impl Scheduler {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::RoundRobin,
+        Self::Random,
+        Self::Laggards,
+        Self::Starve(RoleKind::Compute),
+        Self::Starve(RoleKind::IntraComm),
+        Self::Starve(RoleKind::InterSend),
+        Self::Starve(RoleKind::InterReduce),
+        Self::DelayedPuts,
+        Self::ReorderedPuts,
+    ];
+
+    /// The name used on the command line and in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::Laggards => "laggards",
+            Self::Starve(RoleKind::Compute) => "starve-compute",
+            Self::Starve(RoleKind::IntraComm) => "starve-intra",
+            Self::Starve(RoleKind::InterSend) => "starve-send",
+            Self::Starve(RoleKind::InterReduce) => "starve-reduce",
+            Self::DelayedPuts => "delayed-puts",
+            Self::ReorderedPuts => "reordered-puts",
+        }
+    }
+}
+
+/// When a run is over and the next may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    /// All tasks are done, and all puts are sent, have landed and are noticed: the rule of every transport.
+    Drained,
+    /// All tasks are done; puts may still be on their way. Breaks the rule, to show what it prevents.
+    TasksDone,
+}
+
 /// How to run a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -67,12 +104,19 @@ pub struct Config {
     pub scheduler: Scheduler,
     /// Runs in a row in the same memory: fresh inputs, poisoned outputs, flags of the other bank, scratch as it was.
     pub runs: u32,
+    /// When a run is over.
+    pub end: RunEnd,
+    /// Commands that the ring of a rank's proxy holds; a full one blocks the CTA that pushes.
+    pub fifo_depth: u32,
+    /// Writes in flight per queue.
+    pub in_flight: u32,
     /// Whether to look for races.
     pub check_races: bool,
 }
 
 impl Default for Config {
-    /// Two CTAs per role, two runs, a random scheduler, races looked for.
+    /// Two CTAs per role, two runs to their proper end, a random scheduler, a ring and queues without bounds, races
+    /// looked for.
     fn default() -> Self {
         Self {
             split: RoleSplit { compute: 2, intra_comm: 2, inter_send: 2, inter_reduce: 2 },
@@ -80,6 +124,9 @@ impl Default for Config {
             seed: 0,
             scheduler: Scheduler::Random,
             runs: 2,
+            end: RunEnd::Drained,
+            fifo_depth: u32::MAX,
+            in_flight: u32::MAX,
             check_races: true,
         }
     }
@@ -96,20 +143,30 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
     let mut memory = Memory::new(cluster, &schedule.buffers);
     let mut tracker = config.check_races.then(|| Tracker::new(cluster.ranks(), schedule.buffers.len()));
     let mut report = Report { runs: config.runs, ..Report::default() };
+    let mut late = Vec::new();
     for run in 0..config.runs {
         let values = seed_for(config.seed, run, "values");
         memory.poison_inputs_and_outputs();
-        fill_inputs(&mut memory, schedule, kernel, spec, values)?;
-        // The bank rule: a run finds all of its flags zero, and no put of an earlier run is on its way.
-        let order = seed_for(config.seed, run, "order");
-        let mut engine = Engine::new(schedule, config, &lists, &mut memory, tracker.as_mut(), order)?;
-        let result = engine.run(run);
+        for rank in schedule.cluster.iter() {
+            let number = schedule.cluster.number(rank);
+            judge::for_each_input(schedule, kernel, spec, values, rank, |region, values| {
+                memory.fill(number, region, values);
+            })?;
+        }
+        // The bank of a run was zeroed when the run before ended. No put is late unless `config.end` lets it be.
+        let mut engine = Engine::new(schedule, config, &lists, &mut memory, tracker.as_mut(), run, late)?;
+        let result = engine.run();
+        late = std::mem::take(&mut engine.flights);
         report.tasks += engine.tasks_done;
         report.steps += engine.steps;
         result?;
-        let mismatch = compare(&memory, schedule, kernel, spec, values, &mut report)?;
+        let mut mismatch = None;
+        for rank in schedule.cluster.iter() {
+            judge::compare(&memory, schedule, kernel, spec, values, rank, (&mut report, &mut mismatch))?;
+        }
         if let Some(mut mismatch) = mismatch {
             (mismatch.run, mismatch.seed) = (run, config.seed);
+            mismatch.writers = writers(schedule, &lists, &mismatch);
             let races = tracker.map_or_else(BTreeMap::new, |tracker| tracker.races);
             return Err(ExecError::Wrong(Box::new(mismatch), races.into_values().collect()));
         }
@@ -118,31 +175,57 @@ pub fn run(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, config: &Confi
     Ok(report)
 }
 
+/// Tasks that write a byte of an output, in the order of ranks and lists.
+fn writers(schedule: &Schedule, lists: &Lists, mismatch: &Mismatch) -> Vec<TaskRef> {
+    let roles = schedule.role_indices().count();
+    let mut writers = Vec::new();
+    for (role, tasks) in lists.tasks.iter().enumerate() {
+        let from = schedule.cluster.rank(role / roles);
+        for (index, task) in tasks.iter().enumerate() {
+            let mut writes = false;
+            task.op.for_each_access(|at, region, access| {
+                let here = || ranks_of(schedule.cluster, from, at).contains(&schedule.cluster.number(mismatch.rank));
+                let mut covers = false;
+                region.for_each_run(|start, bytes| {
+                    covers |= (start..start + bytes).contains(&mismatch.offset);
+                });
+                let same = schedule.buffer(region.buffer).name == mismatch.buffer;
+                writes |= same && access != Access::Read && covers && here();
+            });
+            if writes {
+                writers.push(task_name(schedule, lists, role, index));
+            }
+        }
+    }
+    writers
+}
+
 /// What some runs showed.
 #[derive(Debug, Default)]
 pub struct Trials {
-    /// Runs that ended with right values.
+    /// Trials that ended with right values.
     pub passed: u32,
-    /// The first run that did not, with its scheduler and seed.
+    /// The first trial that did not, with its scheduler and seed.
     pub failure: Option<(Scheduler, u64, ExecError)>,
-    /// Races, one for each signature, over all runs.
+    /// Races, one for each signature, over all trials.
     pub races: Vec<Race>,
 }
 
 impl Trials {
-    /// Whether all runs passed and none had a race.
+    /// Whether all trials passed and none had a race.
     pub const fn is_clean(&self) -> bool {
         self.failure.is_none() && self.races.is_empty()
     }
 }
 
-/// Runs a schedule once for each scheduler and seed, until one fails.
+/// Runs a schedule once for each scheduler and seed, until one fails; `seen` is told of each that passes.
 pub fn check_values(
     schedule: &Schedule,
     kernel: &dyn Kernel,
     spec: &Spec,
     config: &Config,
     trials: &[(Scheduler, u64)],
+    mut seen: impl FnMut(Scheduler, u64, &Report),
 ) -> Trials {
     let mut races = BTreeMap::new();
     let mut result = Trials::default();
@@ -150,6 +233,7 @@ pub fn check_values(
         let found = match run(schedule, kernel, spec, &Config { seed, scheduler, ..*config }) {
             Ok(report) => {
                 result.passed += 1;
+                seen(scheduler, seed, &report);
                 report.races
             }
             Err(error) => {
@@ -173,119 +257,37 @@ pub fn check_values(
 fn collect(schedule: &Schedule) -> Result<Lists, ExecError> {
     let mut lists = Lists { tasks: Vec::new(), tables: Vec::new() };
     for rank in schedule.cluster.iter() {
-        let table = schedule.source.table(rank);
-        for (l, r) in schedule.role_indices() {
-            let launch = &schedule.launches[l];
-            let role = &launch.roles[r];
-            let tasks = schedule.tasks(rank, l, r);
-            for (i, task) in tasks.iter().enumerate() {
-                check_task(schedule, role.claim, task, &table).map_err(|error| ExecError::Illegal {
-                    task: Box::new(TaskRef {
-                        rank,
-                        launch: launch.name.clone(),
-                        role: role.kind,
-                        task: i as u32,
-                        op: task.op.name(),
-                    }),
-                    what: error.to_string(),
-                })?;
-            }
-            lists.tasks.push(tasks);
-        }
+        let (tasks, table) = collect_rank(schedule, rank)?;
+        lists.tasks.extend(tasks);
         lists.tables.push(table);
     }
     Ok(lists)
 }
 
-fn fill_inputs(
-    memory: &mut Memory,
-    schedule: &Schedule,
-    kernel: &dyn Kernel,
-    spec: &Spec,
-    seed: u64,
-) -> Result<(), ExecError> {
-    for rank in schedule.cluster.iter() {
-        for slice in kernel.inputs(spec, rank) {
-            let buffer = schedule.buffer(slice.region.buffer);
-            let elements = slice.region.bytes() / buffer.dtype.bytes();
-            if slice.rows * slice.cols != elements || slice.region.end() > buffer.bytes {
-                return Err(ExecError::Kernel {
-                    kernel: schedule.kernel.clone(),
-                    what: format!(
-                        "input {} has {} x {} elements for a region of {elements} in {}",
-                        slice.tensor, slice.rows, slice.cols, buffer.name
-                    ),
-                });
-            }
-            let values: Vec<f32> = (slice.row..slice.row + slice.rows)
-                .flat_map(|row| (slice.col..slice.col + slice.cols).map(move |col| (row, col)))
-                .map(|(row, col)| element(seed, slice.tensor, row, col) as f32)
-                .collect();
-            memory.fill(schedule.cluster.number(rank), &slice.region, &values);
+/// The tasks of every role of a rank, in the order of [`Schedule::role_indices`], and its gather table; all checked.
+pub(crate) fn collect_rank(schedule: &Schedule, rank: Rank) -> Result<RankLists, ExecError> {
+    let table = schedule.source.table(rank);
+    let mut lists = Vec::new();
+    for (l, r) in schedule.role_indices() {
+        let launch = &schedule.launches[l];
+        let role = &launch.roles[r];
+        let tasks = schedule.tasks(rank, l, r);
+        for (i, task) in tasks.iter().enumerate() {
+            check_task(schedule, role.claim, task, &table).map_err(|error| ExecError::Illegal {
+                task: Box::new(TaskRef {
+                    rank,
+                    launch: launch.name.clone(),
+                    role: role.kind,
+                    task: i as u32,
+                    op: task.op.name(),
+                }),
+                what: error.to_string(),
+            })?;
         }
+        lists.push(tasks);
     }
-    Ok(())
+    Ok((lists, table))
 }
 
-/// Compares all outputs; returns the first wrong element with the number of all.
-fn compare(
-    memory: &Memory,
-    schedule: &Schedule,
-    kernel: &dyn Kernel,
-    spec: &Spec,
-    seed: u64,
-    report: &mut Report,
-) -> Result<Option<Mismatch>, ExecError> {
-    let mut first: Option<Mismatch> = None;
-    for rank in schedule.cluster.iter() {
-        let reference = kernel.reference(spec, rank, &|tensor, row, col| element(seed, tensor, row, col));
-        if reference.is_empty() {
-            return Err(ExecError::Kernel {
-                kernel: schedule.kernel.clone(),
-                what: format!("no reference for rank {rank}"),
-            });
-        }
-        for expected in reference {
-            let region = expected.region;
-            let got = memory.read_floats(schedule.cluster.number(rank), &region);
-            if got.len() != expected.values.len() || got.len() != expected.magnitudes.len() {
-                let what =
-                    format!("reference has {} values for a region of {} elements", expected.values.len(), got.len());
-                return Err(ExecError::Kernel { kernel: schedule.kernel.clone(), what });
-            }
-            let scale = f64::from(expected.roundings + 1) / 256.0;
-            let width = memory.dtype(&region).bytes();
-            for (i, &got) in got.iter().enumerate() {
-                let (want, got) = (expected.values[i], f64::from(got));
-                let bound = scale * expected.magnitudes[i] + ABSOLUTE;
-                let error = (got - want).abs();
-                report.elements += 1;
-                if error <= bound {
-                    report.worst = report.worst.max(error / bound);
-                    continue;
-                }
-                if let Some(first) = &mut first {
-                    first.wrong += 1;
-                    continue;
-                }
-                let per_row = u64::from(region.row_bytes) / width;
-                let (row, col) = (i as u64 / per_row, i as u64 % per_row);
-                let (block, row_of_block) = (row / u64::from(region.rows), row % u64::from(region.rows));
-                first = Some(Mismatch {
-                    run: 0,
-                    seed: 0,
-                    rank,
-                    buffer: schedule.buffer(region.buffer).name.clone(),
-                    row,
-                    col,
-                    offset: region.offset + block * region.block_pitch + row_of_block * region.row_pitch + col * width,
-                    expected: want,
-                    got,
-                    bound,
-                    wrong: 1,
-                });
-            }
-        }
-    }
-    Ok(first)
-}
+/// Tasks of a rank by role, and its gather table.
+pub(crate) type RankLists = (Vec<Vec<Task>>, Vec<Option<GatherEntry>>);

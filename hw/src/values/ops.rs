@@ -1,12 +1,12 @@
 //! What each op computes: bf16 operands, f32 accumulation.
 
-use super::memory::{Memory, Write, bytes_of, floats};
+use super::memory::{Source, Write, bytes_of, floats};
 use half::bf16;
 use tilewire_kernels::Rank;
 use tilewire_kernels::schedule::{At, BufferId, DType, GatherEntry, Op, Partial, Region, WriteMode};
 
 /// What a tile carries from step to step.
-pub(super) enum Carry {
+pub(crate) enum Carry {
     /// Ops without steps.
     Nothing,
     /// f32 accumulators `[bm, bn]`.
@@ -16,8 +16,8 @@ pub(super) enum Carry {
 }
 
 /// Reads what a tile starts from.
-pub(super) fn begin(memory: &Memory, rank: Rank, op: &Op) -> Carry {
-    let me = memory.cluster.number(rank);
+pub(crate) fn begin(memory: &impl Source, rank: Rank, op: &Op) -> Carry {
+    let me = memory.cluster().number(rank);
     match op {
         Op::GemmTile { tile, .. } => Carry::Gemm(vec![0.0; usize::from(tile[0]) * usize::from(tile[1])]),
         Op::AttentionTile { q, state, first, tile, .. } => {
@@ -41,8 +41,8 @@ pub(super) fn begin(memory: &Memory, rank: Rank, op: &Op) -> Carry {
 }
 
 /// Runs steps `from..to`.
-pub(super) fn steps(memory: &Memory, rank: Rank, op: &Op, carry: &mut Carry, from: u32, to: u32) {
-    let me = memory.cluster.number(rank);
+pub(crate) fn steps(memory: &impl Source, rank: Rank, op: &Op, carry: &mut Carry, from: u32, to: u32) {
+    let me = memory.cluster().number(rank);
     match (op, carry) {
         (Op::GemmTile { a, b, tile, .. }, Carry::Gemm(sum)) => {
             let [bm, bn, bk] = tile.map(usize::from);
@@ -95,8 +95,14 @@ fn attend(q: &[f32], k: &[f32], v: &[f32], dim: usize, o: &mut [f32], top: &mut 
 }
 
 /// What an op writes, once its steps are done. Ops without steps read here.
-pub(super) fn finish(memory: &Memory, rank: Rank, op: &Op, carry: &Carry, table: &[Option<GatherEntry>]) -> Vec<Write> {
-    let me = memory.cluster.number(rank);
+pub(crate) fn finish(
+    memory: &impl Source,
+    rank: Rank,
+    op: &Op,
+    carry: &Carry,
+    table: &[Option<GatherEntry>],
+) -> Vec<Write> {
+    let me = memory.cluster().number(rank);
     let mut writes = Vec::new();
     let mut own = |region: &Region, data| writes.push(Write { rank: me, region: *region, data, add: false });
     match (op, carry) {
@@ -196,12 +202,12 @@ pub(super) fn finish(memory: &Memory, rank: Rank, op: &Op, carry: &Carry, table:
 }
 
 /// The source row of a gather entry.
-pub(super) fn gathered_row(src: BufferId, dst: &Region, entry: GatherEntry) -> Region {
+pub(crate) fn gathered_row(src: BufferId, dst: &Region, entry: GatherEntry) -> Region {
     Region::contiguous(src, u64::from(entry.row) * u64::from(dst.row_bytes), 1, dst.row_bytes)
 }
 
 /// Columns `first..first + cols` of a row-major matrix of `rows` rows.
-fn read_columns(memory: &Memory, rank: usize, region: &Region, rows: u64, first: u64, cols: u64) -> Vec<f32> {
+fn read_columns(memory: &impl Source, rank: usize, region: &Region, rows: u64, first: u64, cols: u64) -> Vec<f32> {
     let pitch = region.bytes() / rows;
     let mut bytes = Vec::with_capacity((rows * cols * 2) as usize);
     for row in 0..rows {
@@ -211,7 +217,7 @@ fn read_columns(memory: &Memory, rank: usize, region: &Region, rows: u64, first:
 }
 
 /// Rows `first..first + rows` of a row-major matrix of `cols` columns.
-fn read_rows(memory: &Memory, rank: usize, region: &Region, cols: u64, first: u64, rows: u64) -> Vec<f32> {
+fn read_rows(memory: &impl Source, rank: usize, region: &Region, cols: u64, first: u64, rows: u64) -> Vec<f32> {
     let mut bytes = Vec::with_capacity((rows * cols * 2) as usize);
     memory.read_part(rank, region, first * cols * 2, rows * cols * 2, &mut bytes);
     floats(DType::Bf16, &bytes)

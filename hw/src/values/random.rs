@@ -13,7 +13,7 @@ pub(crate) const fn mix(value: u64) -> u64 {
 }
 
 /// A seed for one purpose, so that a new consumer of numbers does not shift the others.
-pub(super) fn seed_for(seed: u64, run: u32, purpose: &str) -> u64 {
+pub(crate) fn seed_for(seed: u64, run: u32, purpose: &str) -> u64 {
     mix(mix(seed.wrapping_add(GAMMA) ^ name_hash(purpose)).wrapping_add(u64::from(run).wrapping_mul(GAMMA)))
 }
 

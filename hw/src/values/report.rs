@@ -120,16 +120,23 @@ pub struct Mismatch {
     pub bound: f64,
     /// Wrong elements of all ranks in this run.
     pub wrong: u64,
+    /// Tasks that write this element: its tile.
+    pub writers: Vec<TaskRef>,
 }
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { run, seed, rank, buffer, row, col, offset, expected, got, bound, wrong } = self;
+        let Self { run, seed, rank, buffer, row, col, offset, expected, got, bound, wrong, writers } = self;
         write!(
             f,
             "rank {rank} {buffer} row {row} column {col} (byte {offset}): expected {expected} +- {bound}, got {got}; \
-             {wrong} elements wrong; run {run}, seed {seed}"
-        )
+             {wrong} elements wrong; run {run}, seed {seed}; written by "
+        )?;
+        match writers.as_slice() {
+            [] => f.write_str("no task"),
+            [one] => one.fmt(f),
+            [first, ..] => write!(f, "{} tasks, the first is {first}", writers.len()),
+        }
     }
 }
 
@@ -137,7 +144,7 @@ impl fmt::Display for Mismatch {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ExecError {
     /// Nothing can move and tasks are left.
-    #[error("stuck in run {run} (seed {seed}) with {left} tasks left{}", list(.blocked))]
+    #[error("stuck in run {run} (seed {seed}) with {left} tasks and {puts} puts left{}", list(.blocked))]
     Stuck {
         /// Run, from 0.
         run: u32,
@@ -145,6 +152,8 @@ pub enum ExecError {
         seed: u64,
         /// Tasks that did not end, over all ranks.
         left: u64,
+        /// Puts that are not over.
+        puts: u64,
         /// Every CTA that waits, in order of rank, launch, role and CTA.
         blocked: Vec<Blocked>,
     },
@@ -181,6 +190,22 @@ pub enum ExecError {
         /// Slot.
         slot: u32,
     },
+    /// The word of a put of an earlier run: it names the other bank, so it is an error and not stored.
+    #[error("arrival word {flag}[{slot}] of rank {rank} comes in run {run}, by a put of run {of_run}: {task}")]
+    LateWord {
+        /// The put.
+        task: Box<TaskRef>,
+        /// Rank that owns the word.
+        rank: Rank,
+        /// Flag family.
+        flag: String,
+        /// Slot.
+        slot: u32,
+        /// Run of the put.
+        of_run: u32,
+        /// Present run.
+        run: u32,
+    },
     /// The kernel's inputs or reference do not fit its buffers.
     #[error("{kernel}: {what}")]
     Kernel {
@@ -191,7 +216,7 @@ pub enum ExecError {
     },
 }
 
-fn list(blocked: &[Blocked]) -> String {
+pub(crate) fn list(blocked: &[Blocked]) -> String {
     const SHOWN: usize = 8;
     let mut lines: Vec<String> = blocked.iter().take(SHOWN).map(|b| format!("\n  {b}")).collect();
     if blocked.len() > SHOWN {

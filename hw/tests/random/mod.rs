@@ -8,8 +8,8 @@
 use tilewire_kernels::kernel::{Element, Expected, Slice};
 use tilewire_kernels::options::{OptionSpec, Options, Value};
 use tilewire_kernels::schedule::{
-    At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Launch, Op, Place,
-    Publish, Region, Role, Signal, Symmetry, TaskSource, Wait,
+    At, Buffer, BufferId, BufferUse, Claim, DType, Engine, FamilyId, Flag, FlagFamily, Launch, Op, Place, Publish,
+    Region, Role, Signal, Symmetry, TaskSource, Wait,
 };
 use tilewire_kernels::{
     BuildError, Cluster, Fabric, Kernel, Offset, OptionSet, Problem, ProblemKind, Rank, RoleKind, Schedule, Spec, Task,
@@ -286,7 +286,7 @@ impl Random {
         };
         let family = |name: &str, slots| FlagFamily { name: name.into(), slots };
         let kinds = [RoleKind::Compute, RoleKind::IntraComm, RoleKind::InterSend];
-        let role = |(kind, &claim)| Role { kind, ctas: CtaCount::FromSplit, lanes: 1, claim, recycle: None };
+        let role = |(kind, &claim)| Role::new(kind, claim);
         Schedule {
             kernel: "random".into(),
             cluster: self.cluster,

@@ -5,6 +5,7 @@
 //! rank of the class raises in another is what each of them receives.
 
 use super::finding::{Finding, Problem, TaskAt};
+use super::needs::Needs;
 use super::shape::check_task;
 use crate::cluster::{Fabric, Offset, Rank};
 use crate::schedule::{At, Flag, Gate, Op, Publish, Schedule, Signal, Task, Wait};
@@ -107,7 +108,7 @@ pub(super) struct Compact {
 
 impl Compact {
     /// Streams the tasks of every class, checking each on the way.
-    pub(super) fn new(schedule: &Schedule, findings: &mut Vec<Finding>) -> Result<Self, Finding> {
+    pub(super) fn new(schedule: &Schedule, needs: &mut Needs, findings: &mut Vec<Finding>) -> Result<Self, Finding> {
         let classes = schedule.representatives();
         let mut class_of = vec![u32::MAX; schedule.cluster.ranks()];
         for (class, &rank) in classes.iter().enumerate() {
@@ -154,6 +155,7 @@ impl Compact {
                         }
                     }
                     hazards.look(schedule, &task, at);
+                    needs.look(&task.op, at);
                 });
                 fits("tasks", compact.tasks.len() as u64)?;
                 fits("waits", compact.waits.len() as u64)?;

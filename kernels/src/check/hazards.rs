@@ -23,13 +23,15 @@ use std::hash::{Hash, Hasher};
 /// Races of one kind (buffer, roles, accesses) that are counted; more are like them.
 const FAILURES: u64 = 16;
 
-/// Races and reads of nothing in the memory of these ranks.
-pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> Vec<Finding> {
+/// Races and reads of nothing in the memory of these ranks, and whether all ranks that reach it were looked at.
+pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> (Vec<Finding>, bool) {
+    let mut complete = true;
     let reach = Reach::new(schedule, order);
     let mut races: BTreeMap<(usize, u32, u32, u8, u8), Finding> = BTreeMap::new();
     let mut empty: BTreeMap<usize, Finding> = BTreeMap::new();
     for &rank in ranks {
         let touches = Touches::new(schedule, order, rank, &reach, true);
+        complete &= touches.complete;
         touches.for_each_cell(|buffer, bytes, list| {
             let place = |touch: &Touch| {
                 let late = u8::from(touch.access != Access::Read);
@@ -99,7 +101,7 @@ pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> Ve
             }
         });
     }
-    races.into_values().chain(empty.into_values()).collect()
+    (races.into_values().chain(empty.into_values()).collect(), complete)
 }
 
 /// A hash of who touches which bytes after whom, in the memory of all ranks. Without races it does not depend on the legal

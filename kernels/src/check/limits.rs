@@ -1,15 +1,11 @@
-//! What a GPU, a proxy and a wire format have room for, and whether a schedule fits.
+//! What a GPU, a proxy and a wire format have room for.
 //!
 //! Inside, offsets are u64 and indices u32. A transport that packs them into fewer bits narrows with [`narrow`], which
-//! names the field, the value and the limit instead of wrapping; [`check_resources`] says beforehand whether it would.
+//! names the field, the value and the limit instead of wrapping; the rules `machine` and `wire` say beforehand whether
+//! it would.
 
-use super::compact::{SHOWN, task_at};
-use super::finding::{Finding, Problem, TaskAt};
-use super::residency::check_residency;
-use crate::cluster::Rank;
-use crate::schedule::{Drain, Engine, Op, Publish, Region, RoleSplit, Schedule};
+use crate::schedule::{Drain, Engine, Op};
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// Bits that a transport's command has for each field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -96,95 +92,5 @@ pub fn shared_bytes(op: &Op) -> u64 {
         Op::Copy { engine: Engine::Bulk, in_flight_bytes, .. } => u64::from(*in_flight_bytes),
         Op::GatherRows { dst, in_flight_rows, .. } => u64::from(*in_flight_rows) * u64::from(dst.row_bytes),
         _ => 0,
-    }
-}
-
-/// Whether a schedule fits: resident CTAs (with a split), shared memory, queues, the device-to-host ring, fields of
-/// commands. Looks at one rank of each class and at the last rank, whose addresses may differ.
-///
-/// *The ring and the caps.* A proxy serves its ring, its queues and what it receives in one loop and waits for none of
-/// them, and what it posts is carried out without the help of a CTA. So a ring of any depth drains whatever the CTAs do,
-/// and one with no room at all, like a cap of no write, is the only thing that can hold a schedule up for ever.
-pub fn check_resources(schedule: &Schedule, split: Option<&RoleSplit>, limits: &Limits) -> Vec<Finding> {
-    let mut found = Found::default();
-    let mut ranks = schedule.representatives();
-    ranks.push(schedule.cluster.rank(schedule.cluster.ranks() - 1));
-    ranks.dedup();
-    for rank in ranks {
-        for (launch, role) in schedule.role_indices() {
-            let mut index = 0;
-            schedule.for_each_task(rank, launch, role, |task| {
-                let at = || task_at(schedule, rank, launch, role, index, task.op.name());
-                found.look(&task.op, limits, rank, at);
-                index += 1;
-            });
-        }
-    }
-    let residency = split.and_then(|split| check_residency(schedule, split, limits.sms));
-    residency.into_iter().chain(found.findings()).collect()
-}
-
-/// The worst of each kind, with its task and how many there are.
-#[derive(Default)]
-struct Found {
-    worst: BTreeMap<&'static str, (TaskAt, Problem, u64)>,
-}
-
-impl Found {
-    fn report(&mut self, what: &'static str, value: u64, at: impl Fn() -> TaskAt, problem: impl FnOnce() -> Problem) {
-        match self.worst.get_mut(what) {
-            None => {
-                self.worst.insert(what, (at(), problem(), value));
-            }
-            Some((task, worst, highest)) if value > *highest => (*task, *worst, *highest) = (at(), problem(), value),
-            Some(_) => {}
-        }
-    }
-
-    fn look(&mut self, op: &Op, limits: &Limits, _rank: Rank, at: impl Fn() -> TaskAt) {
-        let have = shared_bytes(op);
-        if have > limits.shared_bytes {
-            self.report("shared memory", have, &at, || Problem::Exceeds {
-                what: "bytes of shared memory of a CTA",
-                have,
-                limit: limits.shared_bytes,
-            });
-        }
-        let Op::Put { src, dst, queue, publish, arrived, sent: _ } = op else { return };
-        for (what, limit) in
-            [("commands that the ring holds", limits.fifo_depth), ("writes in flight", limits.in_flight)]
-        {
-            if limit == 0 {
-                self.report(what, 1, &at, || Problem::Exceeds { what, have: 1, limit: 0 });
-            }
-        }
-        let mut queues = vec![*queue];
-        if let Publish::SeparateWrite { queue } = publish {
-            queues.push(*queue);
-        }
-        for queue in queues.into_iter().map(u64::from) {
-            if queue >= u64::from(limits.queues) {
-                let (have, limit) = (queue + 1, u64::from(limits.queues));
-                self.report("queues", have, &at, || Problem::Exceeds { what: "NIC queues", have, limit });
-            }
-        }
-        let wire = &limits.wire;
-        let last = |region: &Region| region.end().saturating_sub(u64::from(region.bytes() != 0));
-        let fields = [
-            ("source offset", last(src), wire.offset_bits),
-            ("destination offset", last(&dst.region), wire.offset_bits),
-            ("bytes of a put", dst.region.bytes(), wire.length_bits),
-            ("arrival slot", u64::from(arrived.slot), wire.slot_bits),
-            ("queue", u64::from(*queue), wire.queue_bits),
-        ];
-        for (field, value, bits) in fields {
-            if let Err(error) = narrow(field, value, bits) {
-                self.report(field, value, &at, || Problem::Width(error));
-            }
-        }
-    }
-
-    fn findings(self) -> impl Iterator<Item = Finding> {
-        self.worst.into_values().take(SHOWN).map(|(at, problem, _)| Finding::fatal(Some(at), problem))
     }
 }

@@ -23,6 +23,7 @@ use super::compact::{Compact, CompactSignal, CompactWait, Raiser, TaskKind};
 use super::progress::hits;
 use crate::cluster::Offset;
 use crate::schedule::{Gate, Schedule};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -125,6 +126,8 @@ pub(super) struct Order<'a> {
     partial: MixMap<(u32, u32), Partial>,
     /// Tasks with waits, by class and launch.
     waiting: Vec<Vec<u32>>,
+    /// Whether all of a launch of a rank comes before a launch of a rank: for tasks that neither wait nor signal.
+    launches: RefCell<MixMap<[u32; 4], bool>>,
 }
 
 impl<'a> Order<'a> {
@@ -175,6 +178,7 @@ impl<'a> Order<'a> {
             totals,
             partial: MixMap::default(),
             waiting,
+            launches: RefCell::default(),
         };
         order.settle_partial_levels();
         order
@@ -460,9 +464,18 @@ impl<'a> Order<'a> {
         let floor = self.position[before.task as usize];
         let launch = self.launch_of(before.task);
         let collective = self.compact.tasks[before.task as usize].kind == TaskKind::Collective;
+        let lonely = ends
+            && !collective
+            && self.compact.signals_range(before.task).is_empty()
+            && self.compact.waits_of(after.task).is_empty()
+            && self.compact.tasks[after.task as usize].kind != TaskKind::Collective;
+        let key = [launch, before.rank, self.launch_of(after.task), after.rank];
+        if lonely && let Some(&known) = self.launches.borrow().get(&key) {
+            return known;
+        }
         let peers: MixSet<Node> =
             if collective { self.peers_of_collective(before).collect() } else { MixSet::default() };
-        self.search(after, upto, floor, SEARCH_TASKS, |hop| match hop {
+        let found = self.search(after, upto, floor, SEARCH_TASKS, |hop| match hop {
             // Looks one task further at once: long chains of counters are wide.
             Hop::Raised { node, signal, ahead } => {
                 (node == before && covers(signal, ahead))
@@ -471,7 +484,11 @@ impl<'a> Order<'a> {
                         && self.directly(before, node, Upto::All).any(|(signal, ahead)| covers(signal, ahead)))
             }
             Hop::Ended { launch: l, rank } => ends && l == launch && (rank == before.rank || collective),
-        })
+        });
+        if lonely {
+            self.launches.borrow_mut().insert(key, found);
+        }
+        found
     }
 
     /// Who raises what a signal raises.

@@ -19,6 +19,13 @@ struct Rect {
     cols: (u64, u64),
 }
 
+impl Rect {
+    /// From its first byte to its last, what lies between its rows included.
+    const fn span(&self, pitch: u64) -> (u64, u64) {
+        (self.rows.0 * pitch + self.cols.0, (self.rows.1 - 1) * pitch + self.cols.1)
+    }
+}
+
 /// An access to a rectangle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touch {
@@ -45,8 +52,32 @@ pub(super) struct Touches {
     cells: Vec<Cells>,
     /// Sets of ranks that tasks write to.
     pub(super) written: Vec<Vec<u32>>,
-    /// Whether all ranks that reach this memory were streamed; else some of them, spread evenly over the cluster.
+    /// Whether all ranks that reach this memory were streamed; else some of them, spread evenly over the cluster. Puts to
+    /// others, and reads of what only others write, are left out then.
     pub(super) complete: bool,
+}
+
+/// Which accesses of a task are taken.
+#[derive(Clone, Copy)]
+enum Take<'a> {
+    All,
+    Writes,
+    /// Reads of what may be written, by buffer: sorted runs of bytes that do not touch.
+    ReadsOf(&'a [Vec<(u64, u64)>]),
+}
+
+impl Take<'_> {
+    fn takes(self, buffer: usize, access: Access, span: (u64, u64)) -> bool {
+        match self {
+            Self::All => true,
+            Self::Writes => access != Access::Read,
+            Self::ReadsOf(written) => {
+                let runs = &written[buffer];
+                let at = runs.partition_point(|run| run.1 <= span.0);
+                access == Access::Read && runs.get(at).is_some_and(|run| run.0 < span.1)
+            }
+        }
+    }
 }
 
 /// Tasks of a role that are streamed, over the ranks from which it reaches a memory, before only some ranks are.
@@ -68,6 +99,8 @@ impl Touches {
         let roles = compact.roles.len() / compact.classes.len();
         let mut alike: Alike = MixMap::default();
         let mut sources: Vec<(u32, usize)> = Vec::new();
+        // Of a role that is streamed from some ranks only: these ranks.
+        let mut some: Vec<Option<MixSet<u32>>> = Vec::new();
         for (role, offsets) in reach.offsets.iter().enumerate() {
             let at = sources.len();
             for &(dn, dg) in offsets {
@@ -84,32 +117,60 @@ impl Touches {
             let last = found.len().saturating_sub(1);
             let keep = most.min(found.len());
             sources.extend((0..keep).map(|i| found[i * last / keep.saturating_sub(1).max(1)]));
+            some.push((keep < found.len()).then(|| sources[at..].iter().map(|&(source, _)| source).collect()));
         }
         sources.sort_unstable();
         sources.dedup();
+        let own: Vec<(u32, usize)> = sources.iter().copied().filter(|&(source, _)| source == rank).collect();
         let mut tables: MixMap<u32, Vec<Option<GatherEntry>>> = MixMap::default();
-        for (source, role) in sources {
+        let mut stream = |touches: &mut Self, (source, role): (u32, usize), take: Take<'_>| {
             let at = compact.roles[role];
             let from = schedule.cluster.rank(source as usize);
             let table = tables.entry(source).or_insert_with(|| schedule.source.table(from));
             let mut task_index = at.first;
             schedule.for_each_task(from, at.launch as usize, at.role as usize, |task| {
-                if task_index < at.first + at.tasks {
-                    let node = Node { task: task_index, rank: source };
-                    touches.add_task(
-                        schedule,
-                        reach,
-                        (rank, from, table),
-                        node,
-                        &task,
-                        order,
-                        twins.then_some(&mut alike),
-                    );
-                }
+                let node = Node { task: task_index, rank: source };
                 task_index += 1;
+                if let (Some(some), Op::Put { dst, .. }) = (&some[role], &task.op) {
+                    let mut goes_elsewhere = true;
+                    for_each_rank(schedule, from, dst.at, |to| goes_elsewhere &= to != rank && !some.contains(&to));
+                    if goes_elsewhere {
+                        return;
+                    }
+                }
+                if node.task < at.first + at.tasks {
+                    let alike = twins.then_some(&mut alike);
+                    touches.add_task(schedule, reach, (rank, from, table), node, &task, order, alike, take);
+                }
             });
+        };
+        let complete = touches.complete;
+        for &from in sources.iter().filter(|&&(source, _)| complete || source != rank) {
+            stream(&mut touches, from, Take::All);
+        }
+        if !complete {
+            own.iter().for_each(|&from| stream(&mut touches, from, Take::Writes));
+            let written = touches.written_bytes();
+            own.iter().for_each(|&from| stream(&mut touches, from, Take::ReadsOf(&written)));
         }
         touches
+    }
+
+    /// By buffer: from the first to the last byte of every write, as runs.
+    fn written_bytes(&self) -> Vec<Vec<(u64, u64)>> {
+        let runs_of = |cells: &Cells| {
+            let writes = cells.touches.iter().filter(|touch| touch.access != Access::Read);
+            let span = |touch: &Touch| cells.rects[touch.rect as usize].span(cells.pitch);
+            let mut runs: Vec<(u64, u64)> = writes.map(span).collect();
+            runs.sort_unstable();
+            runs.dedup_by(|next, run| {
+                let joins = next.0 <= run.1;
+                run.1 = if joins { run.1.max(next.1) } else { run.1 };
+                joins
+            });
+            runs
+        };
+        self.cells.iter().map(runs_of).collect()
     }
 
     #[allow(clippy::too_many_arguments, reason = "one call")]
@@ -122,6 +183,7 @@ impl Touches {
         task: &Task,
         order: &Order<'_>,
         mut alike: Option<&mut Alike>,
+        take: Take<'_>,
     ) {
         // Tasks without signals that wait for the same come before nothing but the end of their launch, and after the
         // same: of those, the first and the last stand for all.
@@ -145,6 +207,9 @@ impl Touches {
             let set = *written.get_or_init(|| self.written.len() as u32);
             let cells = &mut self.cells[buffer];
             for rect in rects(region, cells.pitch) {
+                if !take.takes(buffer, access, rect.span(cells.pitch)) {
+                    continue;
+                }
                 let next = cells.rects.len() as u32;
                 let id = *cells.ids.entry(rect).or_insert(next);
                 if id == next {

@@ -77,6 +77,18 @@ impl<'a> Engine<'a> {
                 return None;
             }
             worker.role = role.recycle as u16;
+            worker.recycled = true;
+        }
+    }
+
+    /// Whether another task of its role is left for a worker.
+    pub(super) fn has_next(&self, h: &Here<'a>, w: u32) -> bool {
+        let worker = &self.s.workers[h.worker0 + w as usize];
+        let r = usize::from(worker.role);
+        let role = &self.t.roles[h.table0 + r];
+        match role.claim {
+            Claim::Strided => worker.position < role.tasks,
+            Claim::Ticket | Claim::Ready { .. } => self.s.roles[h.role0 + r].next < role.tasks,
         }
     }
 
@@ -178,8 +190,8 @@ impl<'a> Engine<'a> {
         let family = usize::from(self.t.family_of[flag as usize]);
         let role = usize::from(s.workers[h.worker0 + w as usize].role);
         s.waits[(h.role0 + role) * self.t.families + family] += now - since;
-        let home = usize::from(s.workers[h.worker0 + w as usize].home);
-        s.waited[h.role0 + home] += now - since;
+        let home = self.home(h, w);
+        self.s.waited[h.role0 + home] += now - since;
         self.take_after_wait(h, w, id, since, flag)
     }
 

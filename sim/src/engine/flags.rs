@@ -135,22 +135,23 @@ impl<'a> Engine<'a> {
     /// Raises the signals of a task that are `early`, or those that are not.
     #[inline]
     pub(super) fn raise(&mut self, h: &Here<'a>, signals: &'a [SignalC], early: bool) {
-        for signal in signals {
+        for (nth, signal) in signals.iter().enumerate() {
             if signal.early == early {
-                self.raise_one(h, signal);
+                self.raise_one(h, signal, nth);
             }
         }
     }
 
+    /// Raises the `nth` flag of a task: a CTA raises one after the other.
     #[inline]
-    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC) {
+    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC, nth: usize) {
         let mut gpu = h.gpu + usize::from(signal.dg);
         if gpu >= self.gpus {
             gpu -= self.gpus;
         }
         let latency = if signal.remote { self.flag_remote } else { self.flag_local };
         let latency = self.flag_latency(h.rank, latency);
-        let visible = self.s.timers.now + latency;
+        let visible = self.s.timers.now + latency + nth as u64 * self.c.times.signal;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
     }
 

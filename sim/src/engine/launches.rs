@@ -47,7 +47,7 @@ impl<'a> Engine<'a> {
             for index in 0..row.workers {
                 let w = row.worker0 + index;
                 self.s.workers[h.worker0 + w as usize] =
-                    Worker { state: State::Free, role: r as u16, home: r as u16, position: index, ..Worker::ABSENT };
+                    Worker { state: State::Free, role: r as u16, position: index, ..Worker::ABSENT };
                 self.make_runnable(h, w);
             }
             if let Claim::Ready { .. } = row.claim {

@@ -134,6 +134,13 @@ pub fn run(compiled: &Compiled, split: &RoleSplit, form: Form, timeline: bool) -
     Scratch::default().run(compiled, split, form, timeline)
 }
 
+/// Slowdowns are in millionths.
+const NO_SLOWDOWN: u64 = 1_000_000;
+/// Runs at most until clock and time agree, beside the first.
+const CLOCK_ROUNDS: usize = 4;
+/// Clocks this close agree, in millionths.
+const CLOCK_CLOSE: u64 = 2_000;
+
 /// The memory of runs, to be used again: a run of a small case costs less than its allocations.
 ///
 /// Belongs to the one [`Compiled`] that it is first used with.
@@ -149,6 +156,30 @@ impl Scratch {
     /// # Errors
     /// [`SimError`] for a split that does not fit and for a run that gets stuck.
     pub fn run(&mut self, compiled: &Compiled, split: &RoleSplit, form: Form, timeline: bool) -> Result<Run, SimError> {
+        let mut slowdown = NO_SLOWDOWN;
+        let mut run = self.run_at(compiled, split, form, timeline, slowdown)?;
+        let Some(power) = compiled.power.filter(|_| form != Form::CommOnly) else { return Ok(run) };
+        // How long a run takes sets its clock, and the clock how long it takes.
+        for _ in 0..CLOCK_ROUNDS {
+            let next = power.slowdown(compiled.matrix_flops(), run.end, slowdown);
+            if next.abs_diff(slowdown) < CLOCK_CLOSE {
+                break;
+            }
+            slowdown = next;
+            run = self.run_at(compiled, split, form, timeline, slowdown)?;
+        }
+        Ok(run)
+    }
+
+    /// Runs with the work of tiles stretched by `slowdown` millionths.
+    fn run_at(
+        &mut self,
+        compiled: &Compiled,
+        split: &RoleSplit,
+        form: Form,
+        timeline: bool,
+        slowdown: u64,
+    ) -> Result<Run, SimError> {
         let counts = worker_counts(compiled, split)?;
         self.tables.prepare(compiled, &counts, form);
         self.state.reset(compiled, &self.tables);
@@ -161,6 +192,7 @@ impl Scratch {
             flag_local: compiled.times.flag_local.max(1),
             flag_remote: compiled.times.flag_remote.max(1),
             timeline,
+            slowdown,
             out: Run { rank_ends: vec![0; n], launches: vec![(0, 0); launches], ..Run::default() },
         };
         engine.out.workers = engine.t.roles[..engine.t.roles_per_program].iter().map(|r| r.workers).collect();
@@ -210,6 +242,8 @@ struct RunState {
     collectives: Vec<Rendezvous>,
     /// With noise, of each rank.
     unsteady: Vec<Unsteady>,
+    /// Tiles whose main loop runs, of each rank.
+    computing: Vec<u32>,
     /// By rank and role that a CTA started in.
     busy: Vec<u64>,
     /// As `busy`.
@@ -271,6 +305,7 @@ impl RunState {
                 late_ps: if rank == late { noise.late_ps } else { 0 },
             }));
         }
+        refill(&mut self.computing, n, 0);
         refill(&mut self.busy, n * t.roles_per_program, 0);
         refill(&mut self.waited, n * t.roles_per_program, 0);
         refill(&mut self.waits, n * t.roles_per_program * t.families, 0);
@@ -338,6 +373,8 @@ struct Engine<'a> {
     flag_local: u64,
     flag_remote: u64,
     timeline: bool,
+    /// Of the tiles, in millionths.
+    slowdown: u64,
     out: Run,
 }
 
@@ -378,6 +415,11 @@ impl<'a> Engine<'a> {
     /// Compute work of a rank at the speed of its clock. The demand on shared resources stays that of nominal speed.
     #[inline]
     fn clocked(&self, rank: usize, work: u64) -> u64 {
+        let work = if self.slowdown == NO_SLOWDOWN {
+            work
+        } else {
+            (u128::from(work) * u128::from(self.slowdown) / u128::from(NO_SLOWDOWN)) as u64
+        };
         if self.c.noise.is_none() {
             return work;
         }

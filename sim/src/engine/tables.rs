@@ -14,9 +14,11 @@ pub(super) struct CostRow {
     pub step: u64,
     pub fixed: u64,
     pub fill: u64,
-    /// All steps and the fixed part.
-    pub whole: u64,
     pub out: Flow,
+    /// `out` when another tile follows.
+    pub deferred: Flow,
+    /// See [`crate::compile::Cost::crowd`].
+    pub crowd: u64,
 }
 
 /// A role of a program, as this run sees it.
@@ -70,8 +72,9 @@ impl Tables {
                 step: cost.step,
                 fixed: cost.fixed,
                 fill: cost.fill,
-                whole: cost.fixed + u64::from(record.steps) * cost.step,
                 out: cost.out,
+                deferred: cost.deferred,
+                crowd: cost.crowd,
             }
         }));
         if self.any_early.len() != c.programs.len() {

@@ -56,8 +56,6 @@ pub(super) struct Worker {
     /// Task whose store is in flight.
     pub storing_task: u32,
     pub role: u16,
-    /// Role that its CTA started in: busy and waiting times are that one's.
-    pub home: u16,
     pub state: State,
     /// A store of the task before is in flight.
     pub storing: bool,
@@ -65,6 +63,10 @@ pub(super) struct Worker {
     pub prefetched: bool,
     /// The task has waited since it started: see [`Pause::stalled`].
     pub stalled: bool,
+    /// A tile's main loop runs.
+    pub computing: bool,
+    /// It has left the role that it started in, whose busy and waiting times its own still are.
+    pub recycled: bool,
 }
 
 /// What a worker needs only when it waits, and for the timeline.
@@ -89,11 +91,12 @@ impl Worker {
         position: 0,
         storing_task: NONE,
         role: 0,
-        home: 0,
         state: State::Absent,
         storing: false,
         prefetched: false,
         stalled: false,
+        computing: false,
+        recycled: false,
     };
 }
 
@@ -141,7 +144,8 @@ impl<'a> Engine<'a> {
         worker.stalled = true;
         let family = usize::from(self.t.family_of[pause.waited_for as usize]);
         s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
-        s.waited[h.role0 + usize::from(worker.home)] += waited;
+        let home = self.home(h, w);
+        self.s.waited[h.role0 + home] += waited;
     }
 
     fn wait_for(&mut self, h: &Here<'a>, w: u32, flag: u32, state: State) {
@@ -150,6 +154,13 @@ impl<'a> Engine<'a> {
         pause.since = self.s.timers.now;
         pause.waited_for = flag;
         self.register(h, flag, w);
+    }
+
+    /// The role that a worker's CTA started in.
+    #[inline]
+    pub(super) fn home(&self, h: &Here<'a>, w: u32) -> usize {
+        let worker = &self.s.workers[h.worker0 + w as usize];
+        if worker.recycled { self.t.home(w).0 } else { usize::from(worker.role) }
     }
 
     /// Time of a worker's task so far, waits excluded.
@@ -172,7 +183,10 @@ impl<'a> Engine<'a> {
                     let task = &h.program.tasks[worker.task as usize];
                     self.main_ended(h, w, task)
                 }
-                State::Filled => self.filled(h, w),
+                State::Filled => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.begin(h, w, task)
+                }
                 State::Start => {
                     let task = &h.program.tasks[worker.task as usize];
                     self.end_wait(h, w);
@@ -256,22 +270,15 @@ impl<'a> Engine<'a> {
                 let fill = if worker.prefetched { 0 } else { cost.fill };
                 let delay = fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
                 worker.step = cost.steps;
-                if delay > 0 {
-                    return self.fill(h, w, delay);
-                }
-                let work = self.clocked(h.rank, cost.whole);
-                self.run(h, w, cost.main, work)
+                if delay > 0 { self.fill(h, w, delay) } else { self.begin(h, w, task) }
+            }
+            Work::Move if cost.main == NONE => {
+                self.complete(h, w);
+                true
             }
             Work::Move => {
-                if cost.main == NONE {
-                    self.complete(h, w);
-                    return true;
-                }
-                let block_ps = self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
-                if block_ps > 0 {
-                    return self.fill(h, w, block_ps);
-                }
-                self.run(h, w, cost.main, cost.fixed)
+                let delay = self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                if delay > 0 { self.fill(h, w, delay) } else { self.begin(h, w, task) }
             }
             Work::Sync => {
                 self.complete(h, w);
@@ -313,15 +320,41 @@ impl<'a> Engine<'a> {
         false
     }
 
-    /// The first flow of a task begins, after what had to come before it.
-    fn filled(&mut self, h: &Here<'a>, w: u32) -> bool {
-        let worker = &self.s.workers[h.worker0 + w as usize];
-        let cost = self.cost_of(&h.program.tasks[worker.task as usize]);
+    /// Begins a task's first flow, after what had to come before it; true when it takes no time.
+    #[inline]
+    fn begin(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
+        let cost = self.cost_of(task);
+        let computing = u64::from(self.s.computing[h.rank]);
         if cost.work == Work::Move {
-            return self.run(h, w, cost.main, cost.fixed);
+            let work = cost.fixed + self.signalling(task);
+            let crowd = u128::from(cost.crowd) * u128::from(computing);
+            let work = work + (u128::from(work) * crowd / 1_000_000_000) as u64;
+            return self.run(h, w, cost.main, work);
         }
-        let fixed = if worker.step == cost.steps { cost.fixed } else { 0 };
-        let work = self.clocked(h.rank, u64::from(worker.step) * cost.step + fixed);
+        let steps = self.s.workers[h.worker0 + w as usize].step;
+        let mut work = u64::from(steps) * cost.step;
+        if steps == cost.steps {
+            work += cost.fixed + cost.crowd * computing;
+            // What is left of a tile without its arithmetic is run as a move.
+            work += if cost.step == 0 { self.signalling(task) } else { 0 };
+        }
+        self.run_tile(h, w, cost, work)
+    }
+
+    /// How long a CTA without storers raises a task's flags, beyond the first.
+    fn signalling(&self, task: &TaskC) -> u64 {
+        u64::from(task.signals.saturating_sub(1)) * self.c.times.signal
+    }
+
+    /// Starts a part of a tile's main loop; true when it takes no time.
+    #[inline]
+    fn run_tile(&mut self, h: &Here<'a>, w: u32, cost: &CostRow, work: u64) -> bool {
+        if work > 0 {
+            let computing = &mut self.s.computing[h.rank];
+            *computing += 1;
+            self.worker(h, w).computing = true;
+        }
+        let work = self.clocked(h.rank, work);
         self.run(h, w, cost.main, work)
     }
 
@@ -382,16 +415,14 @@ impl<'a> Engine<'a> {
         if done == 0 {
             let fill = if worker.prefetched { 0 } else { cost.fill };
             let delay = fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
-            if delay > 0 {
-                return self.fill(h, w, delay);
-            }
+            return if delay > 0 { self.fill(h, w, delay) } else { self.begin(h, w, task) };
         }
         let mut work = u64::from(limit - done) * cost.step;
         if limit == cost.steps {
-            work += cost.fixed;
+            work += cost.fixed + cost.crowd * u64::from(self.s.computing[h.rank]);
+            work += if cost.step == 0 { self.signalling(task) } else { 0 };
         }
-        let work = self.clocked(h.rank, work);
-        self.run(h, w, cost.main, work)
+        self.run_tile(h, w, cost, work)
     }
 
     /// The flow of a task's main part has ended; true when the worker can go on at once.
@@ -399,6 +430,9 @@ impl<'a> Engine<'a> {
     #[inline(always)]
     fn main_ended(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
+        if std::mem::take(&mut self.worker(h, w).computing) {
+            self.s.computing[h.rank] -= 1;
+        }
         if cost.work == Work::Move {
             self.complete(h, w);
             true
@@ -439,15 +473,16 @@ impl<'a> Engine<'a> {
         if h.any_early {
             self.raise(h, signals_of(h, task), true);
         }
+        let out = if cost.deferred.class != NONE && self.has_next(h, w) { cost.deferred } else { cost.out };
         let s = &mut *self.s;
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
-        s.sharing.start(h.class0 + cost.out.class, now, cost.out.work, ended::OUT | w);
+        s.sharing.start(h.class0 + out.class, now, out.work, ended::OUT | w);
         worker.storing_task = worker.task;
         if cost.drain == Drain::Overlap {
             worker.storing = true;
             worker.state = State::Free;
-            let home = usize::from(worker.home);
+            let home = self.home(h, w);
             self.s.busy[h.role0 + home] += self.busy_time(h, w);
             self.record_task(h, w, NEVER);
             true
@@ -463,8 +498,8 @@ impl<'a> Engine<'a> {
         if h.any_early {
             self.raise(h, signals_of(h, task), false);
         } else {
-            for signal in signals_of(h, task) {
-                self.raise_one(h, signal);
+            for (nth, signal) in signals_of(h, task).iter().enumerate() {
+                self.raise_one(h, signal, nth);
             }
         }
         let now = self.s.timers.now;
@@ -478,7 +513,7 @@ impl<'a> Engine<'a> {
             self.record_end(h, w);
         } else {
             worker.state = State::Free;
-            let home = usize::from(worker.home);
+            let home = self.home(h, w);
             self.s.busy[h.role0 + home] += self.busy_time(h, w);
             self.make_runnable(h, w);
             self.record_task(h, w, now);
@@ -492,11 +527,12 @@ impl<'a> Engine<'a> {
         let now = self.s.timers.now;
         let worker = &mut self.s.workers[h.worker0 + w as usize];
         worker.state = State::Free;
-        let (role, home) = (usize::from(worker.role), usize::from(worker.home));
+        let role = usize::from(worker.role);
         let task = &h.program.tasks[worker.task as usize];
+        let home = self.home(h, w);
         self.s.busy[h.role0 + home] += self.busy_time(h, w);
         for signal in signals_of(h, task) {
-            self.raise_one(h, signal);
+            self.raise_one(h, signal, 0);
         }
         self.record_task(h, w, now);
         self.task_done(h, role);

@@ -102,6 +102,8 @@ pub struct Sharing {
     component: Vec<Remainder>,
     pieces: Vec<Piece>,
     links: Vec<Link>,
+    /// Pieces that found their level in a round of a solution.
+    frozen: Vec<u32>,
 }
 
 impl Sharing {

@@ -11,14 +11,22 @@ pub(super) struct Remainder {
     open: u64,
     base: u64,
     resource: u32,
-    /// What [`Remainder::find_level`] found last.
+    /// The newest of its links: a list through `Sharing::links`.
+    last_link: u32,
+    /// The `theta` at which it is full; [`NEVER`] when no flow is left that it could hold back.
     level: u64,
+    /// Something was given away since the level was found.
+    changed: bool,
 }
+
+/// End of a list of links.
+const NO_LINK: u32 = u32::MAX;
 
 impl Remainder {
     fn of(r: u32, resource: &Resource) -> Self {
         let left = u128::from(resource.capacity) << 32;
-        Self { left, open: resource.demand, base: resource.base, resource: r, level: NEVER }
+        let (open, base) = (resource.demand, resource.base);
+        Self { left, open, base, resource: r, last_link: NO_LINK, level: NEVER, changed: true }
     }
 
     /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
@@ -57,6 +65,9 @@ pub(super) struct Link {
     rate: u64,
     /// Place in the component.
     place: u32,
+    piece: u32,
+    /// The link of the same resource before this one.
+    before: u32,
 }
 
 impl Sharing {
@@ -102,7 +113,7 @@ impl Sharing {
                         presence.visited = self.visit;
                         let members = presence.counted;
                         let first = self.links.len() as u32;
-                        self.link(class);
+                        self.link(class, self.pieces.len() as u32);
                         let links = (first, self.links.len() as u32);
                         self.pieces.push(Piece { class, members, links, level: NEVER });
                     }
@@ -112,7 +123,7 @@ impl Sharing {
     }
 
     /// Lists the binding resources of a class, and lets them join the component.
-    fn link(&mut self, class: u32) {
+    fn link(&mut self, class: u32, piece: u32) {
         let Self { crossings, crossed, rates, resources, component, links, visit, .. } = self;
         let crossing = &crossings[class as usize];
         let len = crossing.len as usize;
@@ -126,7 +137,10 @@ impl Sharing {
                 resource.place = component.len() as u32;
                 component.push(Remainder::of(r, resource));
             }
-            links.push(Link { rate: rates[position], place: resource.place });
+            let place = resource.place;
+            let last = &mut component[place as usize].last_link;
+            let before = std::mem::replace(last, links.len() as u32);
+            links.push(Link { rate: rates[position], place, piece, before });
         };
         let mut hot = crossing.hot;
         while hot != 0 {
@@ -144,48 +158,59 @@ impl Sharing {
 
     pub(super) fn solve_component(&mut self, seed: u32, now: u64) {
         self.collect_component(seed);
+        let mut component = std::mem::take(&mut self.component);
         let mut pieces = std::mem::take(&mut self.pieces);
+        let mut frozen = std::mem::take(&mut self.frozen);
         let mut unfrozen = pieces.len();
         while unfrozen > 0 {
-            let lowest = self.lowest_level();
+            let lowest = lowest_level(&mut component);
+            frozen.clear();
+            if lowest >= FULL_SPEED {
+                // Nobody is held back any more.
+                for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
+                    self.set_theta(piece.class, now, FULL_SPEED);
+                }
+                break;
+            }
             // Who is frozen is decided before anything is given away, so that the order does not matter.
-            let before = unfrozen;
-            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
-                let full = |link: &Link| self.component[link.place as usize].level == lowest;
-                let links = piece.links.0 as usize..piece.links.1 as usize;
-                if lowest >= FULL_SPEED || self.links[links].iter().any(full) {
-                    piece.level = lowest;
-                    unfrozen -= 1;
-                    self.set_theta(piece.class, now, lowest);
+            for full in component.iter().filter(|remainder| remainder.level == lowest) {
+                let mut link = full.last_link;
+                while link != NO_LINK {
+                    let Link { piece, before, .. } = self.links[link as usize];
+                    if pieces[piece as usize].level == NEVER {
+                        pieces[piece as usize].level = lowest;
+                        frozen.push(piece);
+                    }
+                    link = before;
                 }
             }
-            debug_assert!(unfrozen < before, "the lowest level is somebody's");
-            if unfrozen > 0 {
-                self.give_away(&pieces, lowest);
+            debug_assert!(!frozen.is_empty(), "the lowest level is somebody's");
+            unfrozen -= frozen.len();
+            for &piece in &frozen {
+                let piece = pieces[piece as usize];
+                self.set_theta(piece.class, now, lowest);
+                for link in &self.links[piece.links.0 as usize..piece.links.1 as usize] {
+                    let remainder = &mut component[link.place as usize];
+                    let demand = u64::from(piece.members) * link.rate;
+                    remainder.left -= u128::from(demand) * u128::from(lowest);
+                    remainder.open -= demand;
+                    remainder.changed = true;
+                }
             }
         }
-        self.pieces = pieces;
+        (self.component, self.pieces, self.frozen) = (component, pieces, frozen);
     }
+}
 
-    /// The lowest level of the component's resources.
-    fn lowest_level(&mut self) -> u64 {
-        let mut lowest = FULL_SPEED;
-        for remainder in &mut self.component {
+/// The lowest level of a component's resources, at most [`FULL_SPEED`].
+fn lowest_level(component: &mut [Remainder]) -> u64 {
+    let mut lowest = FULL_SPEED;
+    for remainder in component {
+        if remainder.changed {
+            remainder.changed = false;
             remainder.level = if remainder.open > remainder.base { remainder.find_level() } else { NEVER };
-            lowest = lowest.min(remainder.level);
         }
-        lowest
+        lowest = lowest.min(remainder.level);
     }
-
-    /// Takes what the classes that have just been frozen get at `level` from their resources.
-    fn give_away(&mut self, pieces: &[Piece], level: u64) {
-        for piece in pieces.iter().filter(|piece| piece.level == level) {
-            for link in &self.links[piece.links.0 as usize..piece.links.1 as usize] {
-                let remainder = &mut self.component[link.place as usize];
-                let demand = u64::from(piece.members) * link.rate;
-                remainder.left -= u128::from(demand) * u128::from(level);
-                remainder.open -= demand;
-            }
-        }
-    }
+    lowest
 }

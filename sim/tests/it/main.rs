@@ -13,4 +13,5 @@ mod sharing_oracle;
 mod stuck;
 mod support;
 mod topology;
+mod tuning;
 mod waves;

@@ -89,8 +89,14 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
 const GEMM: &[(&str, f64)] =
     &[("sm_tflops", 1.0), ("fill_ns", 100.0), ("epilogue_ns", 200.0), ("smem_read_ns", 10.0), ("visible_ns", 20.0)];
 
-const COLLECTIVE: &[(&str, f64)] =
-    &[("latency_us", 10.0), ("fill_us", 0.0), ("fill_wire_mib", 1.0), ("bus_gbs", 100.0), ("bus_gpus", 1.0), ("sms", 8.0)];
+const COLLECTIVE: &[(&str, f64)] = &[
+    ("latency_us", 10.0),
+    ("fill_us", 0.0),
+    ("fill_wire_mib", 1.0),
+    ("bus_gbs", 100.0),
+    ("bus_gpus", 1.0),
+    ("sms", 8.0),
+];
 
 /// The machine of round numbers.
 pub fn round_machine(fabric: Fabric) -> Machine {
@@ -206,7 +212,7 @@ impl Toy {
 }
 
 pub fn role(kind: RoleKind, claim: Claim) -> Role {
-    Role { kind, ctas: CtaCount::FromSplit, lanes: 1, claim, recycle: None }
+    Role::new(kind, claim)
 }
 
 pub fn compute() -> Role {

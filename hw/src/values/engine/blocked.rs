@@ -8,7 +8,7 @@ impl Engine<'_> {
     /// Every worker that waits, and for what.
     pub(super) fn blocked(&self) -> Vec<Blocked> {
         let mut blocked: Vec<Blocked> = Vec::new();
-        for worker in &self.workers {
+        for (index, worker) in self.workers.iter().enumerate() {
             let Worker { rank, role, cta, .. } = *worker;
             let entry = |task: usize, flag: String, slot, have, need| Blocked {
                 rank: self.schedule.cluster.rank(rank),
@@ -37,6 +37,9 @@ impl Engine<'_> {
                     let have = self.meeting.get(&(role % self.roles_per_rank, live.task)).map_or(0, Vec::len);
                     let need = self.schedule.cluster.ranks() as u32;
                     blocked.push(entry(live.task, Blocked::ALL_RANKS.to_owned(), 0, have as u32, need));
+                }
+                if self.at_ring[rank].contains(&(index as u32)) {
+                    blocked.push(entry(live.task, Blocked::RING.to_owned(), 0, 0, 1));
                 }
                 blocked.extend(unmet.map(|unmet| on_flag(live.task, unmet)));
             } else {

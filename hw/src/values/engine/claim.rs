@@ -91,7 +91,7 @@ impl Engine<'_> {
 }
 
 /// CTAs of a role; a role that takes all SMs gets those that the others of its launch leave, and at least one.
-pub(super) fn cta_count(launch: &Launch, role: usize, config: &Config) -> u32 {
+pub(crate) fn cta_count(launch: &Launch, role: usize, config: &Config) -> u32 {
     let fixed = |role: &Role| match role.ctas {
         CtaCount::FromSplit => config.split.get(role.kind),
         CtaCount::Fixed(ctas) => ctas,
@@ -106,7 +106,7 @@ pub(super) fn cta_count(launch: &Launch, role: usize, config: &Config) -> u32 {
 }
 
 /// Whether a CTA of role `from` can come to role `to`, itself included.
-pub(super) fn reaches(schedule: &Schedule, launch: usize, from: usize, to: usize, config: &Config) -> bool {
+pub(crate) fn reaches(schedule: &Schedule, launch: usize, from: usize, to: usize, config: &Config) -> bool {
     let roles = &schedule.launches[launch].roles;
     if cta_count(&schedule.launches[launch], from, config) == 0 {
         return false;

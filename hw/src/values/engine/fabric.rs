@@ -1,6 +1,10 @@
-//! Puts on their way: read, land, raise their word and are sent, in any order that the fabric permits.
+//! Puts on their way: the proxy takes them from the ring and posts them; they read, land, raise their word and are sent,
+//! in any order that the fabric permits.
+//!
+//! The proxy takes the commands of a queue in order and holds them back where the queue has its cap of writes in flight;
+//! no queue waits for another.
 
-use super::super::memory::{Write, ranks_of};
+use super::super::memory::{Source, Write, ranks_of};
 use super::super::race::Handle;
 use super::{Engine, ExecError, Scheduler, Worker};
 use tilewire_kernels::schedule::{Access, At, Op, Publish, Region};
@@ -44,6 +48,9 @@ impl Engine<'_> {
     pub(super) fn moves_of(&self, at: usize) -> Vec<Move> {
         let flight = &self.flights[at];
         let Op::Put { queue, publish, .. } = self.task(flight.role, flight.task).op else { return Vec::new() };
+        if !flight.posted {
+            return if self.may_post(at, queue) { vec![Move::Post] } else { Vec::new() };
+        }
         let in_order = self.schedule.fabric.orders_within_queue();
         // Earlier puts of the same queue to the same rank, all of which a queue in order publishes first.
         let behind = in_order
@@ -72,6 +79,24 @@ impl Engine<'_> {
         moves
     }
 
+    fn is_on(&self, flight: &Flight, rank: usize, queue: u16) -> bool {
+        flight.rank == rank
+            && matches!(self.task(flight.role, flight.task).op, Op::Put { queue: other, .. } if other == queue)
+    }
+
+    /// Whether a command is the first of its queue in the ring, and the queue has room for it.
+    fn may_post(&self, at: usize, queue: u16) -> bool {
+        let on_queue = |flight: &&Flight| self.is_on(flight, self.flights[at].rank, queue);
+        let in_flight =
+            self.flights.iter().filter(on_queue).filter(|flight| flight.posted && !flight.is_over()).count();
+        in_flight < self.config.in_flight as usize && self.flights[..at].iter().filter(on_queue).all(|f| f.posted)
+    }
+
+    pub(super) fn ring_is_full(&self, rank: usize) -> bool {
+        let commands = self.flights.iter().filter(|flight| flight.rank == rank && !flight.posted).count();
+        commands >= self.config.fifo_depth as usize
+    }
+
     /// Carries out a move.
     pub(super) fn advance(&mut self, at: usize, mv: Move) -> Result<(), ExecError> {
         let lists = self.lists;
@@ -82,6 +107,12 @@ impl Engine<'_> {
         let Op::Put { src, dst, arrived, sent, .. } = &lists.tasks[role][task].op else { return Ok(()) };
         let data = dst.region.bytes() != 0;
         match mv {
+            Move::Post => {
+                self.flights[at].posted = true;
+                for worker in std::mem::take(&mut self.at_ring[rank]) {
+                    self.wake(worker as usize);
+                }
+            }
             Move::Read => {
                 self.flights[at].data = data.then(|| self.memory.read(rank, src));
                 self.flights[at].read = true;
@@ -97,6 +128,18 @@ impl Engine<'_> {
             }
             Move::Publish => {
                 self.flights[at].published = true;
+                // Runs take banks by turns, and a word says its bank.
+                let of_run = self.flights[at].run;
+                if (self.run - of_run) % 2 == 1 {
+                    return Err(ExecError::LateWord {
+                        task: Box::new(self.name(role, task)),
+                        rank: self.schedule.cluster.rank(to),
+                        flag: self.schedule.family(arrived.family).name.clone(),
+                        slot: arrived.slot,
+                        of_run,
+                        run: self.run,
+                    });
+                }
                 if self.value(to, *arrived) != 0 {
                     return Err(ExecError::RaisedTwice {
                         task: Box::new(self.name(role, task)),
@@ -117,15 +160,15 @@ impl Engine<'_> {
             }
         }
         let flight = &self.flights[at];
-        if flight.landed && flight.published && flight.sent {
+        if flight.is_over() && flight.sent {
             // Keeps the order in which puts were posted.
             self.flights.remove(at);
         }
         Ok(())
     }
 
-    /// Hands a put to the fabric.
-    pub(super) fn post(&mut self, worker: usize, src: &Region, dst: &Region, at: At) {
+    /// Pushes a put into the ring.
+    pub(super) fn push(&mut self, worker: usize, src: &Region, dst: &Region, at: At) {
         let Worker { rank, role, .. } = self.workers[worker];
         let to = ranks_of(self.schedule.cluster, self.rank_of(worker), at)[0];
         let task = self.live(worker).task;
@@ -138,7 +181,9 @@ impl Engine<'_> {
             role,
             task,
             to,
+            run: self.run,
             data: None,
+            posted: false,
             read: false,
             landed: false,
             published: false,
@@ -151,12 +196,15 @@ impl Engine<'_> {
 }
 
 /// A put on its way.
-pub(super) struct Flight {
+pub(in crate::values) struct Flight {
     rank: usize,
     role: usize,
     task: usize,
     to: usize,
+    run: u32,
     data: Option<Vec<u8>>,
+    /// No longer in the ring.
+    posted: bool,
     read: bool,
     landed: bool,
     published: bool,
@@ -166,8 +214,16 @@ pub(super) struct Flight {
     destination: Option<Handle>,
 }
 
+impl Flight {
+    /// Whether nothing more of it will be seen at its target.
+    const fn is_over(&self) -> bool {
+        self.landed && self.published
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(super) enum Move {
+    Post,
     Read,
     Land,
     Publish,

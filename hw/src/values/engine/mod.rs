@@ -2,23 +2,23 @@
 //!
 //! Everything that hardware may do in either order is a choice of its own: a task's reads come at its start or at its
 //! end, its writes to different ranks one by one; a put reads its source, lands, raises its word and is `sent` in any
-//! order that the fabric permits. A CTA that cannot move is parked on the flag it waits for, so a run that is stuck
-//! is seen at once.
+//! order that the fabric permits. A CTA that cannot move is parked on the flag it waits for, or on the ring that has no
+//! room for its put, so a run that is stuck is seen at once.
 
 mod access;
 mod blocked;
-mod claim;
+pub(crate) mod claim;
 mod fabric;
-mod stages;
+pub(crate) mod stages;
 
 use super::memory::{Memory, Write};
 use super::ops::Carry;
 use super::race::{Handle, Tracker};
-use super::random::Rng;
+use super::random::{Rng, seed_for};
 use super::report::{ExecError, TaskRef};
-use super::{Config, Scheduler};
+use super::{Config, RunEnd, Scheduler};
 use claim::{cta_count, reaches};
-use fabric::Flight;
+pub(in crate::values) use fabric::Flight;
 use stages::step_flag;
 use std::collections::{BTreeMap, VecDeque};
 use tilewire_kernels::schedule::{Flag, Gate, GatherEntry, Role, Task, Wait};
@@ -118,7 +118,13 @@ pub(super) struct Engine<'a> {
     lagging: Vec<usize>,
     parked: BTreeMap<(usize, Flag), Vec<usize>>,
     meeting: BTreeMap<(usize, usize), Vec<usize>>,
-    flights: Vec<Flight>,
+    /// Puts from their push into the ring until they are over, in the order of the pushes.
+    pub(super) flights: Vec<Flight>,
+    /// Workers of each rank that wait for a place in its ring.
+    at_ring: Vec<Vec<u32>>,
+    /// Which run this is.
+    run: u32,
+    tasks_left: usize,
     rng: Rng,
     /// One task and put in this many lags.
     lag_rate: usize,
@@ -133,7 +139,8 @@ impl<'a> Engine<'a> {
         lists: &'a Lists,
         memory: &'a mut Memory,
         tracker: Option<&'a mut Tracker>,
-        seed: u64,
+        run: u32,
+        flights: Vec<Flight>,
     ) -> Result<Self, ExecError> {
         let ranks = schedule.cluster.ranks();
         let pairs: Vec<(usize, usize)> = schedule.role_indices().collect();
@@ -166,7 +173,7 @@ impl<'a> Engine<'a> {
                 }
             }
         }
-        let mut rng = Rng::new(seed);
+        let mut rng = Rng::new(seed_for(config.seed, run, "order"));
         let flags = (0..ranks).map(|_| schedule.flags.iter().map(|f| vec![0; f.slots as usize]).collect()).collect();
         Ok(Self {
             schedule,
@@ -183,7 +190,10 @@ impl<'a> Engine<'a> {
             flags,
             parked: BTreeMap::new(),
             meeting: BTreeMap::new(),
-            flights: Vec::new(),
+            flights,
+            at_ring: vec![Vec::new(); ranks],
+            run,
+            tasks_left: lists.tasks.iter().map(Vec::len).sum(),
             lag_rate: 2 << rng.below(5),
             rng,
             tasks_done: 0,
@@ -191,9 +201,12 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Runs until every task is done and every put has landed and been noticed.
-    pub(super) fn run(&mut self, run: u32) -> Result<(), ExecError> {
+    /// Runs until every task is done and, where the run's end asks for it, every put is over.
+    pub(super) fn run(&mut self) -> Result<(), ExecError> {
         loop {
+            if self.tasks_left == 0 && self.config.end == RunEnd::TasksDone {
+                return Ok(());
+            }
             self.steps += 1;
             if self.fabric_moves()? {
                 continue;
@@ -204,12 +217,12 @@ impl<'a> Engine<'a> {
                 Next::Parked | Next::Ended => {}
             }
         }
-        let left: usize = self.launches.iter().map(|launch| launch.left).sum();
-        if left == 0 {
+        let (left, puts) = (self.tasks_left as u64, self.flights.len() as u64);
+        if left == 0 && puts == 0 {
             return Ok(());
         }
         let blocked = self.blocked();
-        Err(ExecError::Stuck { run, seed: self.config.seed, left: left as u64, blocked })
+        Err(ExecError::Stuck { run: self.run, seed: self.config.seed, left, puts, blocked })
     }
 
     /// Chooses the next worker.
@@ -351,7 +364,7 @@ impl<'a> Engine<'a> {
     }
 }
 
-fn task_name(schedule: &Schedule, lists: &Lists, role: usize, task: usize) -> TaskRef {
+pub(super) fn task_name(schedule: &Schedule, lists: &Lists, role: usize, task: usize) -> TaskRef {
     let pairs: Vec<(usize, usize)> = schedule.role_indices().collect();
     let (l, r) = pairs[role % pairs.len()];
     let launch = &schedule.launches[l];

@@ -1,6 +1,6 @@
 //! A task from its first wait to its last signal.
 
-use super::super::memory::{Write, bytes_of, floats, ranks_of};
+use super::super::memory::{Source, Write, bytes_of, floats, ranks_of};
 use super::super::ops::{self, Carry};
 use super::super::race::Handle;
 use super::{Engine, ExecError, Next, Stage, Worker};
@@ -14,8 +14,12 @@ impl<'a> Engine<'a> {
             return Ok(self.park(worker, flag));
         }
         match &task.op {
+            Op::Put { .. } if self.ring_is_full(rank) => {
+                self.at_ring[rank].push(worker as u32);
+                return Ok(Next::Parked);
+            }
             Op::Put { src, dst, .. } => {
-                self.post(worker, src, &dst.region, dst.at);
+                self.push(worker, src, &dst.region, dst.at);
                 self.signal(worker, task, |_, _| true);
                 return Ok(self.complete(worker));
             }
@@ -144,6 +148,7 @@ impl<'a> Engine<'a> {
         let launch = self.roles[role].launch;
         self.workers[worker].live = None;
         self.tasks_done += 1;
+        self.tasks_left -= 1;
         let launches = self.schedule.launches.len();
         let state = &mut self.launches[rank * launches + launch];
         state.left -= 1;
@@ -197,7 +202,7 @@ impl<'a> Engine<'a> {
 }
 
 /// The flag that gates a step.
-pub(super) fn step_flag(wait: &Wait, step: u32, steps: u32) -> Flag {
+pub(crate) fn step_flag(wait: &Wait, step: u32, steps: u32) -> Flag {
     let index = (u64::from(step) * u64::from(wait.count) / u64::from(steps)) as u32;
     Flag { family: wait.flag.family, slot: wait.flag.slot + index * wait.stride }
 }

@@ -1,0 +1,139 @@
+//! The plots of a comparison: all rows against the line of equality, phases likewise, and time against the split.
+
+use crate::compare::{Joined, Pair};
+use crate::plot::Frame;
+use crate::plot::axis::Spread;
+use crate::plot::line::{LinePlot, Panel, Series};
+use crate::plot::scatter::{DotSeries, ScatterPlot};
+use crate::plot::style::{FUSED, KERNELS, OVERLAP, UNFUSED};
+use crate::provenance::footer;
+use std::collections::BTreeSet;
+use tilewire_kernels::RoleKind;
+
+/// Schedules that get plots of their own at most.
+const MAX_SHAPES: usize = 24;
+/// Deviation that is shaded.
+const BAND: f64 = 0.05;
+
+/// A plot.
+pub enum Plot {
+    /// Lines.
+    Line(LinePlot),
+    /// Dots against the line of equality.
+    Scatter(ScatterPlot),
+}
+
+/// Names and plots.
+pub fn plots(joined: &[Joined]) -> Vec<(String, Plot)> {
+    let mut plots =
+        vec![("scatter".to_owned(), Plot::Scatter(totals(joined))), ("phases".into(), Plot::Scatter(phases(joined)))];
+    for (g, j) in joined.iter().enumerate().take(MAX_SHAPES) {
+        if let Some(role) = varying(j) {
+            let name =
+                format!("time_{}.{g:02}-{}-{}-{}", role.short(), j.case.name, j.case.target, j.case.problem.size());
+            plots.push((name, Plot::Line(against(j, role))));
+        }
+    }
+    plots
+}
+
+fn sources(joined: &[Joined]) -> String {
+    let row = &joined[0].pairs[0].row;
+    footer(&format!("measured {} on {}, revision {}", row.text("date"), row.text("gpu"), row.text("revision")))
+}
+
+fn totals(joined: &[Joined]) -> ScatterPlot {
+    let names: BTreeSet<(&str, String)> = joined.iter().map(|j| (j.case.name, j.case.target.to_string())).collect();
+    let series = names
+        .iter()
+        .enumerate()
+        .map(|(i, (kernel, target))| DotSeries {
+            name: format!("{kernel} {target}"),
+            color: KERNELS[i % KERNELS.len()],
+            hollow: i >= KERNELS.len(),
+            points: joined
+                .iter()
+                .filter(|j| j.case.name == *kernel && j.case.target.to_string() == *target)
+                .flat_map(|j| j.pairs.iter().map(|pair| pair.phases[0]))
+                .collect(),
+        })
+        .collect();
+    scatter(joined, "time of the whole schedule", "time", series)
+}
+
+fn phases(joined: &[Joined]) -> ScatterPlot {
+    let series =
+        [("compute alone", FUSED, 1), ("communication alone", UNFUSED, 2)].map(|(name, color, phase)| DotSeries {
+            name: name.into(),
+            color,
+            hollow: true,
+            points: joined.iter().flat_map(|j| j.pairs.iter().map(move |pair| pair.phases[phase])).collect(),
+        });
+    scatter(joined, "its phases alone", "time of a phase", series.to_vec())
+}
+
+fn scatter(joined: &[Joined], what: &str, name: &str, series: Vec<DotSeries>) -> ScatterPlot {
+    ScatterPlot {
+        frame: Frame {
+            title: format!("Predicted against measured: {what}"),
+            subtitle: format!("{} schedules, every split that was measured", joined.len()),
+            footer: sources(joined),
+        },
+        x_name: format!("measured {name} [us]"),
+        y_name: format!("predicted {name} [us]"),
+        band: BAND,
+        series,
+    }
+}
+
+/// The role that varies most beside compute; compute when no other does.
+fn varying(j: &Joined) -> Option<RoleKind> {
+    let counts = |kind| j.pairs.iter().map(|pair| pair.answer.split.get(kind)).collect::<BTreeSet<_>>().len();
+    let others = RoleKind::ALL.into_iter().filter(|&kind| kind != RoleKind::Compute && counts(kind) > 1);
+    others.max_by_key(|&kind| counts(kind)).or_else(|| (counts(RoleKind::Compute) > 1).then_some(RoleKind::Compute))
+}
+
+/// Time, and the phases alone, against the CTAs of a role; the least of each over the other roles.
+fn against(j: &Joined, role: RoleKind) -> LinePlot {
+    let ctas: BTreeSet<u32> = j.pairs.iter().map(|pair| pair.answer.split.get(role)).collect();
+    let least = |ctas: u32, of: &dyn Fn(&Pair) -> f64| {
+        let at = j.pairs.iter().filter(|pair| pair.answer.split.get(role) == ctas);
+        at.min_by(|a, b| of(a).total_cmp(&of(b))).expect("its own CTAs are one of them")
+    };
+    let series = |name: &str, color, phase: usize| {
+        let line = ctas
+            .iter()
+            .map(|&n| (f64::from(n), least(n, &|pair: &Pair| pair.phases[phase].1).phases[phase].1))
+            .collect();
+        let mut series = Series::line(name, color, line);
+        series.dots = ctas
+            .iter()
+            .map(|&n| {
+                let pair = least(n, &|pair: &Pair| pair.phases[phase].0);
+                let time = pair.phases[phase].0;
+                let quartile = |name| pair.row.number(name).filter(|_| phase == 0).unwrap_or(time);
+                (f64::from(n), time, quartile("time_q1_us"), quartile("time_q3_us"))
+            })
+            .collect();
+        series
+    };
+    let panel = Panel {
+        y_name: "time [us]".into(),
+        with_zero: true,
+        series: vec![
+            series("whole", FUSED, 0),
+            series("compute alone", OVERLAP, 1),
+            series("communication alone", UNFUSED, 2),
+        ],
+    };
+    LinePlot {
+        frame: Frame {
+            title: format!("{}: predicted (lines) and measured (dots)", j.case),
+            subtitle: format!("{} clock, {} options; dots carry quartiles", j.clock, j.case.set.name()),
+            footer: sources(std::slice::from_ref(j)),
+        },
+        x_name: format!("{role} [SMs]"),
+        x_spread: Spread::Linear,
+        panels: vec![panel],
+    }
+}

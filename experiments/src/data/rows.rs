@@ -1,0 +1,126 @@
+//! Rows of the published tables, each field checked.
+
+use super::{DataError, EffectiveSplit, Figure, FitParameter, FitRow, PublishedProtocol, Standing, System, Table};
+use tilewire_kernels::RoleSplit;
+
+pub(super) fn figures(table: &Table) -> Result<Vec<Figure>, DataError> {
+    let [kernel, topology, system, tokens, seq, shape_m, metric, value, notes, source] = table
+        .find(["kernel", "topology", "system", "tokens", "seq", "shape_m", "metric", "value", "notes", "source"])?;
+    let mut figures = Vec::with_capacity(table.rows.len());
+    for row in &table.rows {
+        let cell = |column| table.cell(row, column);
+        let mut size = None;
+        for column in [tokens, seq, shape_m] {
+            size = size.or(cell(column).optional("a positive integer or nothing", |size: &u64| *size > 0)?);
+        }
+        let base = System::of(cell(system).text);
+        let mut figure = Figure {
+            kernel: cell(kernel).kernel()?.to_owned(),
+            topology: cell(topology).filled()?.to_owned(),
+            system: cell(system).filled()?.to_owned(),
+            size,
+            metric: cell(metric).metric()?,
+            value: cell(value).optional("a positive number or nothing", |v: &f64| v.is_finite() && *v > 0.0)?,
+            notes: cell(notes).text.to_owned(),
+            source: cell(source).filled()?.to_owned(),
+            standing: Standing::Shown,
+            base,
+            line: row.line,
+        };
+        figure.standing = figure.standing();
+        figures.push(figure);
+    }
+    Ok(figures)
+}
+
+pub(super) fn effective_splits(table: &Table) -> Result<Vec<EffectiveSplit>, DataError> {
+    let [kernel, nodes, size, compute, intra, send, reduce, options, note, source] =
+        table.find(["kernel", "nodes", "size", "compute", "intra", "send", "reduce", "options", "note", "source"])?;
+    let mut splits = Vec::with_capacity(table.rows.len());
+    for row in &table.rows {
+        let cell = |column| table.cell(row, column);
+        let ctas = |column| cell(column).required("a number of CTAs", |ctas: &u32| *ctas <= 1024);
+        splits.push(EffectiveSplit {
+            kernel: cell(kernel).fused_kernel()?.to_owned(),
+            nodes: cell(nodes).required("a positive integer", |nodes| *nodes > 0)?,
+            size: cell(size).required("a positive integer", |size| *size > 0)?,
+            split: RoleSplit {
+                compute: ctas(compute)?,
+                intra_comm: ctas(intra)?,
+                inter_send: ctas(send)?,
+                inter_reduce: ctas(reduce)?,
+            },
+            options: cell(options).options()?,
+            note: cell(note).text.to_owned(),
+            source: cell(source).filled()?.to_owned(),
+        });
+    }
+    Ok(splits)
+}
+
+pub(super) fn protocols(table: &Table) -> Result<Vec<PublishedProtocol>, DataError> {
+    let [kernel, system, stale, isolated, launches, nvls, note, source] = table.find([
+        "kernel",
+        "system",
+        "stale_arrivals",
+        "isolated",
+        "launches",
+        "nvls_in_baseline",
+        "note",
+        "source",
+    ])?;
+    let mut protocols = Vec::with_capacity(table.rows.len());
+    for row in &table.rows {
+        let cell = |column| table.cell(row, column);
+        let name = cell(system);
+        protocols.push(PublishedProtocol {
+            kernel: cell(kernel).fused_kernel()?.to_owned(),
+            system: System::exactly(name.text).ok_or_else(|| name.refuse(System::ALL.map(System::name).join(", ")))?,
+            stale_arrivals: cell(stale).required("true or false", |_| true)?,
+            isolated: cell(isolated).required("true or false", |_| true)?,
+            launches: cell(launches).required("a whole number of 1 or more", |&n: &u32| n > 0)?,
+            nvls_in_baseline: cell(nvls).optional("true, false or nothing", |_| true)?,
+            note: cell(note).text.to_owned(),
+            source: cell(source).filled()?.to_owned(),
+        });
+    }
+    Ok(protocols)
+}
+
+pub(super) fn fit_rows(table: &Table) -> Result<Vec<FitRow>, DataError> {
+    let [kernel, system, topology, size, parameters] =
+        table.find(["kernel", "system", "topology", "size", "parameters"])?;
+    let mut rows = Vec::with_capacity(table.rows.len());
+    for row in &table.rows {
+        let cell = |column| table.cell(row, column);
+        rows.push(FitRow {
+            kernel: cell(kernel).fused_kernel()?.to_owned(),
+            system: cell(system).filled()?.to_owned(),
+            topology: cell(topology).filled()?.to_owned(),
+            size: cell(size).required("a whole number of 1 or more", |&n: &u64| n > 0)?,
+            parameters: cell(parameters).filled()?.split_whitespace().map(str::to_owned).collect(),
+        });
+    }
+    Ok(rows)
+}
+
+pub(super) fn fit_parameters(table: &Table) -> Result<Vec<FitParameter>, DataError> {
+    let [parameter, machines, start, low, high] = table.find(["parameter", "machines", "start", "low", "high"])?;
+    let mut parameters = Vec::with_capacity(table.rows.len());
+    for row in &table.rows {
+        let cell = |column| table.cell(row, column);
+        let number = |column| cell(column).required("a number from 0 to 1e6", |n| (0.0..=1e6).contains(n));
+        let found = FitParameter {
+            parameter: cell(parameter).filled()?.to_owned(),
+            machines: cell(machines).filled()?.split_whitespace().map(str::to_owned).collect(),
+            start: number(start)?,
+            low: number(low)?,
+            high: number(high)?,
+        };
+        if !(found.low <= found.start && found.start <= found.high && found.low < found.high) {
+            return Err(cell(start).refuse(format!("a number from low {} to high {}", found.low, found.high)));
+        }
+        parameters.push(found);
+    }
+    Ok(parameters)
+}

@@ -1,0 +1,427 @@
+//! `measure`: the points of an experiment on the GPU of this machine.
+//!
+//! Points come in an order whose every prefix covers kernels, shapes and splits evenly; rows are kept as they end, and a
+//! run that was stopped goes on from them.
+
+use crate::cli::MeasureArgs;
+use crate::engine::{self, Prepared, clock_name};
+use crate::error::ExperimentError;
+use crate::experiment::{Experiment, Group};
+use crate::measure_row::{self as row, Measured, MeasuredRow, Reading, Setting};
+use crate::plan::{Source, SplitChoice};
+use crate::progress;
+use crate::provenance::{ExperimentText, Output};
+use crate::table::Table;
+use rayon::prelude::*;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use tilewire_hw::device::HwError;
+use tilewire_hw::gpu::Gpu;
+use tilewire_hw::launch::Runner;
+use tilewire_hw::lower::{Mode, Program, lower};
+use tilewire_hw::measure::{Inputs, Load, compare_samples, inputs, time};
+use tilewire_hw::reduced::{Part, reduced};
+use tilewire_kernels::check::{Severity, check};
+use tilewire_kernels::schedule::BufferUse;
+use tilewire_kernels::{RoleSplit, Schedule, Spec, schedule_hash};
+use tilewire_sim::Clock;
+
+/// Timed runs of a point at most; of a reduced form, a third of it.
+const REPEATS: usize = 21;
+/// Outputs of a point that are compared with the reference; all are looked through for poison.
+const SAMPLES: u64 = 64;
+/// Host memory that inputs may take.
+const MAX_INPUT_BYTES: u64 = 64 << 30;
+
+/// A group that is ready to run.
+struct Job {
+    schedule: Schedule,
+    spec: Spec,
+    program: Program,
+    inputs: Inputs,
+    splits: Vec<RoleSplit>,
+    /// Hazards, or that nobody looked.
+    hazards: String,
+}
+
+/// Runs the command; returns what it prints.
+///
+/// # Errors
+/// [`ExperimentError`]; nothing is written when the GPU, the file or a point of it is wrong.
+pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
+    let begin = Instant::now();
+    let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
+    let experiment = Experiment::read(&args.file, &source)?;
+    experiment.groups.iter().try_for_each(measurable)?;
+    let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-measured", experiment.name)));
+    let cache = args.cache.clone().unwrap_or_else(default_cache);
+    let gpu = Gpu::open(&cache).map_err(ExperimentError::NoHardware)?;
+    let setting = Setting { facts: gpu.facts.clone(), date: row::today() };
+    let jobs = jobs(&experiment, gpu.device.sms, args.unchecked)?;
+    let points = order(&experiment, &jobs);
+    let file = root.join("rows.csv");
+    let known = if file.exists() { resumed(&file, &setting, &experiment)? } else { Vec::new() };
+    let output = output(&experiment, &source, &root)?;
+    let done = measure(&experiment, &gpu, &jobs, &points, &known, &setting, &output.path("rows.csv"), |measured| {
+        args.budget_s.is_some_and(|budget| begin.elapsed().as_secs_f64() + measured > budget)
+    })?;
+    let rows = row::read(&file)?;
+    let text = if args.json {
+        json_text(&experiment, &points, &rows, &file)
+    } else {
+        text(&experiment, &points, &rows, &file)
+    };
+    if progress::interrupted() && done < points.len() {
+        crate::print(&text)?;
+        return Err(ExperimentError::Interrupted { done, points: points.len() });
+    }
+    let wrong = rows.iter().filter(|row| !row.is_ok()).count();
+    if wrong > 0 {
+        crate::print(&text)?;
+        let what = format!(
+            "{wrong} rows with wrong outputs or errors; see columns status and outputs_wrong of {}",
+            file.display()
+        );
+        return Err(ExperimentError::Finding(what));
+    }
+    Ok(text)
+}
+
+/// Refuses what has no measurement.
+fn measurable(group: &Group) -> Result<(), ExperimentError> {
+    let case = &group.case;
+    let refuse = |problem: String| Err(ExperimentError::refused(case.to_string(), problem));
+    if case.mode() != "mirror" {
+        return refuse(format!(
+            "a GPU per rank is not driven yet; allowed: one GPU that stands for all, as in {}-h200-1gpu",
+            case.target.cluster
+        ));
+    }
+    if case.protocol_name() != "fair" {
+        return refuse("protocol \"published\", allowed: \"fair\", every run with fresh flags".into());
+    }
+    if case.noise {
+        return refuse("noise = true, allowed: false; a card brings its own".into());
+    }
+    Ok(())
+}
+
+fn default_cache() -> PathBuf {
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+    base.unwrap_or_else(std::env::temp_dir).join("tilewire")
+}
+
+/// Builds, checks and lowers every schedule, and draws its inputs.
+fn jobs(experiment: &Experiment, on_card: u32, unchecked: bool) -> Result<Vec<Job>, ExperimentError> {
+    let bar = progress::bar(experiment.groups.len() as u64, "preparing");
+    let job = |group: &Group| {
+        let case = &group.case;
+        let sms = case.target.machine.gpu.sms.value as u32;
+        if sms != on_card {
+            let problem =
+                format!("{} has {sms} SMs, the GPU here {on_card}; name another machine", case.target.machine.name);
+            return Err(ExperimentError::refused(case.to_string(), problem));
+        }
+        let schedule = engine::build(case)?;
+        let hazards = hazards(group, &schedule, unchecked)?;
+        let splits = splits(group)?;
+        let at = |source| ExperimentError::Hardware { case: case.to_string(), source };
+        let program = lower(&schedule, Mode::Mirror, &splits[0], on_card).map_err(at)?;
+        for split in &splits {
+            program.clone().apply_split(&schedule, split, on_card).map_err(at)?;
+        }
+        let spec = case.spec();
+        let bytes = schedule.buffers.iter().filter(|b| b.usage == BufferUse::Input).map(|b| b.bytes).sum::<u64>();
+        let all = bytes * schedule.cluster.ranks() as u64 * experiment.groups.len() as u64;
+        if all > MAX_INPUT_BYTES {
+            let problem =
+                format!("about {} GiB of inputs, allowed: {}; split the experiment", all >> 30, MAX_INPUT_BYTES >> 30);
+            return Err(ExperimentError::refused(case.to_string(), problem));
+        }
+        let inputs = inputs(&schedule, case.kernel, &spec, Mode::Mirror, case.seed);
+        bar.inc(1);
+        Ok(Job { schedule, spec, program, inputs, splits, hazards })
+    };
+    let jobs: Vec<Result<Job, ExperimentError>> = experiment.groups.par_iter().map(job).collect();
+    bar.finish_and_clear();
+    jobs.into_iter().collect()
+}
+
+fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Result<String, ExperimentError> {
+    if unchecked {
+        return Ok("unchecked".into());
+    }
+    let findings = check(schedule, None);
+    let Some(first) = findings.first() else { return Ok("0".into()) };
+    let fatal = findings.iter().filter(|finding| finding.severity == Severity::Fatal).count();
+    Err(ExperimentError::Finding(format!(
+        "{}: {fatal} fatal findings, {} hazards; the first: {first}\n  `tilewire check` lists them; --unchecked measures all the same",
+        group.case,
+        findings.len() - fatal
+    )))
+}
+
+fn splits(group: &Group) -> Result<Vec<RoleSplit>, ExperimentError> {
+    let split = |split: &SplitChoice| match split {
+        SplitChoice::Fixed(split) => Ok(*split),
+        SplitChoice::Auto => Prepared::new(&group.case)?.split(&group.case),
+    };
+    group.splits.iter().map(split).collect()
+}
+
+/// Group and split of every point: kernels alternate, then their shapes, and splits come coarse before fine.
+fn order(experiment: &Experiment, jobs: &[Job]) -> Vec<(usize, usize)> {
+    let names: Vec<&str> = experiment.groups.iter().map(|group| group.case.name).collect();
+    let counts: Vec<usize> = jobs.iter().map(|job| job.splits.len()).collect();
+    even_order(&names, &counts)
+}
+
+fn even_order(kernels: &[&str], splits: &[usize]) -> Vec<(usize, usize)> {
+    let mut turn: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut groups: Vec<(usize, &str, usize)> = kernels
+        .iter()
+        .enumerate()
+        .map(|(g, &kernel)| {
+            let turn = turn.entry(kernel).or_default();
+            *turn += 1;
+            (*turn, kernel, g)
+        })
+        .collect();
+    groups.sort_unstable();
+    let coarse_first: Vec<Vec<usize>> = splits.iter().map(|&n| bit_reversed(n)).collect();
+    let rounds = splits.iter().copied().max().unwrap_or(0);
+    let at = |round: usize, g: usize| coarse_first[g].get(round).map(|&split| (g, split));
+    (0..rounds).flat_map(|round| groups.iter().filter_map(move |&(.., g)| at(round, g))).collect()
+}
+
+/// The numbers below `n`, so that every prefix is spread over all of them.
+fn bit_reversed(n: usize) -> Vec<usize> {
+    let bits = usize::BITS - n.saturating_sub(1).leading_zeros();
+    let reverse = |i: usize| if bits == 0 { 0 } else { i.reverse_bits() >> (usize::BITS - bits) };
+    (0..1_usize << bits).map(reverse).filter(|&i| i < n).collect()
+}
+
+/// The rows of a run that was stopped.
+fn resumed(file: &Path, setting: &Setting, experiment: &Experiment) -> Result<Vec<MeasuredRow>, ExperimentError> {
+    let rows = row::read(file)?;
+    let place = || format!("{}:", file.display());
+    let facts = &setting.facts;
+    let revision = crate::provenance::REVISION.unwrap_or_default();
+    let now = [
+        ("gpu", facts.gpu.as_str()),
+        ("driver", &facts.driver),
+        ("nvrtc", &facts.nvrtc),
+        ("cubin", &facts.cubin),
+        ("transport", &facts.transport),
+        ("revision", revision),
+    ];
+    for row in &rows {
+        for (name, value) in now {
+            if row.text(name) != value {
+                let problem =
+                    format!("{name} \"{}\", here \"{value}\"; choose another directory with -o", row.text(name));
+                return Err(ExperimentError::refused(format!("{}{}", place(), row.line), problem));
+            }
+        }
+    }
+    let copy = file.with_file_name("experiment.toml");
+    if std::fs::read_to_string(&copy).is_ok_and(|text| text != experiment.text) {
+        let problem = "is of another experiment; choose another directory with -o";
+        return Err(ExperimentError::refused(copy.display().to_string(), problem));
+    }
+    Ok(rows)
+}
+
+fn output(experiment: &Experiment, source: &Source, root: &Path) -> Result<Output, ExperimentError> {
+    let machines: BTreeMap<&str, _> =
+        experiment.groups.iter().map(|g| (g.case.target.machine.name.as_str(), &g.case.target.machine)).collect();
+    let text = ExperimentText { name: &experiment.name, text: &experiment.text };
+    let machines: Vec<_> = machines.into_values().collect();
+    Output::create(root, "measure", Some(experiment.seed), Some(text), source, &machines)
+}
+
+/// Measures what is not known yet; returns how many points are known in the end.
+#[expect(clippy::too_many_arguments, reason = "one call, all of it what a run needs")]
+fn measure(
+    experiment: &Experiment,
+    gpu: &Gpu,
+    jobs: &[Job],
+    points: &[(usize, usize)],
+    known: &[MeasuredRow],
+    setting: &Setting,
+    file: &Path,
+    over_budget: impl Fn(f64) -> bool,
+) -> Result<usize, ExperimentError> {
+    let write = |error: csv::Error| ExperimentError::write(file, error);
+    let columns = row::columns();
+    let fresh = !file.exists();
+    let open = OpenOptions::new().create(true).append(true).open(file);
+    let mut writer: csv::Writer<File> = csv::WriterBuilder::new()
+        .has_headers(false)
+        .from_writer(open.map_err(|error| ExperimentError::write(file, error))?);
+    if fresh {
+        writer.write_record(&columns).map_err(write)?;
+        writer.flush().map_err(|error| ExperimentError::write(file, error))?;
+    }
+    progress::catch_interrupt();
+    let bar = progress::bar(points.len() as u64, "measuring");
+    let mut runners: Vec<Option<Runner<'_>>> = jobs.iter().map(|_| None).collect();
+    let (mut done, mut longest_s) = (0, 0.0_f64);
+    for &(g, s) in points {
+        let (job, case) = (&jobs[g], &experiment.groups[g].case);
+        let clock = case.clock.unwrap_or_default();
+        let point = row::point(case, &job.splits[s], clock_name(clock));
+        if known.iter().any(|row| row.is_at(&point)) {
+            done += 1;
+            bar.inc(1);
+            continue;
+        }
+        if progress::interrupted() || over_budget(longest_s) {
+            break;
+        }
+        let begin = Instant::now();
+        let outcome = measure_point(gpu, job, case.kernel, &job.splits[s], &mut runners[g], clock);
+        let hash = schedule_hash(&job.schedule, &job.splits[s]).to_string();
+        let words = outcome.as_ref().map(Clone::clone).map_err(ToString::to_string);
+        let nodes = case.target.cluster.nodes;
+        let fields = row::fields(setting, &point, &words, nodes, (&job.hazards, &hash));
+        let record = columns.iter().map(|name| fields.get(name).map_or("", String::as_str));
+        writer.write_record(record).map_err(write)?;
+        writer.flush().map_err(|error| ExperimentError::write(file, error))?;
+        if let Err(source) = outcome {
+            // A failed launch takes the driver's context with it.
+            return Err(ExperimentError::Hardware { case: format!("{case} [{}]", job.splits[s]), source });
+        }
+        longest_s = longest_s.max(begin.elapsed().as_secs_f64());
+        done += 1;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(done)
+}
+
+fn measure_point<'a>(
+    gpu: &'a Gpu,
+    job: &'a Job,
+    kernel: &dyn tilewire_kernels::Kernel,
+    split: &RoleSplit,
+    slot: &mut Option<Runner<'a>>,
+    clock: Clock,
+) -> Result<Measured, HwError> {
+    let mut program = job.program.clone();
+    program.apply_split(&job.schedule, split, gpu.device.sms)?;
+    let runner = match slot {
+        Some(runner) => {
+            runner.replace(program.clone())?;
+            job.inputs.poison(runner)?;
+            runner
+        }
+        None => {
+            let runner = slot.insert(gpu.runner(&job.schedule, program.clone())?);
+            job.inputs.load(runner)?;
+            runner
+        }
+    };
+    let load = match clock {
+        Clock::Sustained => Load::Sustained,
+        Clock::Cold => Load::Cold,
+    };
+    let whole = time(runner, load, REPEATS)?;
+    let compared = compare_samples(runner, &job.schedule, kernel, &job.spec, &job.inputs, SAMPLES)?;
+    let mut part = |part| {
+        runner.replace(reduced(&program, part))?;
+        Ok::<_, HwError>(Reading::new(&time(runner, load, REPEATS / 3)?.runs))
+    };
+    Ok(Measured {
+        whole: Reading::new(&whole.runs),
+        compute: part(Part::ComputeOnly)?,
+        comm: part(Part::CommOnly)?,
+        warm_up: whole.warm_up,
+        repeats: whole.runs.len(),
+        useful_flops: job.schedule.useful_flops,
+        put_bytes: program.puts.iter().flatten().map(|put| put.bytes).sum(),
+        outputs: compared.map(|compared| (compared.elements, compared.wrong, compared.worst)),
+    })
+}
+
+/// The fastest row of every group.
+fn best<'a>(experiment: &'a Experiment, rows: &'a [MeasuredRow]) -> Vec<(&'a Group, &'a MeasuredRow)> {
+    let fastest = |group: &Group| {
+        let clock = clock_name(group.case.clock.unwrap_or_default());
+        let mut point = row::point(&group.case, &RoleSplit::default(), clock);
+        point.retain(|name, _| crate::plan::role(name).is_none());
+        rows.iter().filter(|row| row.is_ok() && row.is_at(&point)).min_by(|a, b| {
+            a.number("time_us").unwrap_or(f64::INFINITY).total_cmp(&b.number("time_us").unwrap_or(f64::INFINITY))
+        })
+    };
+    experiment.groups.iter().filter_map(|group| fastest(group).map(|row| (group, row))).collect()
+}
+
+fn text(experiment: &Experiment, points: &[(usize, usize)], rows: &[MeasuredRow], file: &Path) -> String {
+    let mut table = Table::new([
+        "kernel",
+        "cluster",
+        "shape",
+        "clock",
+        "best split",
+        "time_us",
+        "compute_only_us",
+        "comm_only_us",
+        "sm_mhz",
+    ]);
+    for (group, row) in best(experiment, rows) {
+        table.row([
+            row.text("kernel").to_owned(),
+            group.case.target.to_string(),
+            group.case.problem.to_string(),
+            row.text("clock").to_owned(),
+            row.split().map_or_else(|_| String::new(), |split| split.to_string()),
+            row.text("time_us").to_owned(),
+            row.text("compute_only_us").to_owned(),
+            row.text("comm_only_us").to_owned(),
+            row.text("sm_mhz").to_owned(),
+        ]);
+    }
+    let mut text = format!("{}\n\n{}", experiment.question, table.without_constants(&["kernel", "cluster"]).render(2));
+    let _ = writeln!(text, "\n{} of {} points; run again to go on where it stopped", rows.len(), points.len());
+    let _ = writeln!(text, "wrote {}", file.display());
+    text
+}
+
+fn json_text(experiment: &Experiment, points: &[(usize, usize)], rows: &[MeasuredRow], file: &Path) -> String {
+    let best: Vec<_> = best(experiment, rows)
+        .into_iter()
+        .map(|(group, row)| json!({ "case": group.case.to_string(), "split": row.split().ok(), "time_us": row.number("time_us") }))
+        .collect();
+    json!({ "experiment": experiment.name, "points": points.len(), "rows": rows.len(), "best": best, "file": file })
+        .to_string()
+        + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_prefix_covers_kernels_shapes_and_splits() {
+        let order = even_order(&["a", "a", "b", "b"], &[4, 4, 4, 2]);
+        assert_eq!(order[..4], [(0, 0), (2, 0), (1, 0), (3, 0)], "kernels alternate before a split comes twice");
+        assert_eq!(order[4..8], [(0, 2), (2, 2), (1, 2), (3, 1)], "the next split is far from the first");
+        let mut all = order.clone();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 14, "every point once: {order:?}");
+    }
+
+    #[test]
+    fn splits_come_coarse_before_fine() {
+        assert!(bit_reversed(0).is_empty());
+        assert_eq!(bit_reversed(1), [0]);
+        assert_eq!(bit_reversed(6), [0, 4, 2, 1, 5, 3]);
+    }
+}

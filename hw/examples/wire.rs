@@ -1,0 +1,292 @@
+//! Ranks as processes: the host device and exercises of the wire, over loopback or RDMA.
+//!
+//! `wire spawn WHAT key=value ...` starts the ranks of a node as processes and waits for them; `wire WHAT key=value ...`
+//! is one rank, whose number comes from its launcher (mpirun, srun, or `spawn`). Keys, with what they are by default:
+//! `cluster=2x2`, `node=all` (or a number: only that node's ranks are started here), `address=127.0.0.1:7311`,
+//! `transport=loopback` (or `verbs-rc`), `proxies=1`, `dir=/dev/shm`, `patience_s=20`, `silence_s=10`, `runs=2`,
+//! `version=`, `spoil=0`, `rounds=10000`, `bytes=256`, `device=`, `gid_index=`, `kernel=all`.
+//! The secret is `TILEWIRE_SECRET`. WHAT is `values`, `rounds`, `speed` or `hold`.
+
+#[path = "../../kernels/tests/small/mod.rs"]
+#[allow(dead_code, reason = "an example uses a part of it")]
+mod small;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Duration;
+use tilewire_hw::bootstrap::{Join, Place, Session, VERSION, fresh_secret, place};
+use tilewire_hw::host::{HostConfig, HostError, Setup, Wires, run_rank, share};
+use tilewire_hw::transport::exercise::Pair;
+use tilewire_hw::transport::loopback::Loopback;
+use tilewire_hw::transport::segment::{Layout, Segment};
+use tilewire_hw::transport::{Notice, Order, Transport};
+use tilewire_kernels::{Cluster, Fabric, KERNELS, OptionSet};
+
+type Failure = Box<dyn Error>;
+
+/// `key=value` arguments.
+struct Keys(BTreeMap<String, String>);
+
+impl Keys {
+    fn text(&self, key: &str, default: &str) -> String {
+        self.0.get(key).cloned().unwrap_or_else(|| default.to_owned())
+    }
+
+    fn number<T: std::str::FromStr>(&self, key: &str, default: T) -> Result<T, Failure> {
+        match self.0.get(key) {
+            None => Ok(default),
+            Some(text) => text.parse().map_err(|_| format!("{key}={text} is no number").into()),
+        }
+    }
+
+    fn cluster(&self) -> Result<Cluster, Failure> {
+        let text = self.text("cluster", "2x2");
+        let parts = text.split_once('x').and_then(|(nodes, gpus)| Some((nodes.parse().ok()?, gpus.parse().ok()?)));
+        let (nodes, gpus_per_node) = parts.ok_or_else(|| format!("cluster={text}: NODESxRANKS, as in 2x2"))?;
+        Ok(Cluster { nodes, gpus_per_node })
+    }
+}
+
+fn main() -> ExitCode {
+    match begin() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn begin() -> Result<ExitCode, Failure> {
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    let spawn = words.first().is_some_and(|word| word == "spawn");
+    if spawn {
+        words.remove(0);
+    }
+    let what = if words.is_empty() { String::new() } else { words.remove(0) };
+    let pair = |word: &String| {
+        word.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or(format!("{word}: key=value"))
+    };
+    let keys = Keys(words.iter().map(pair).collect::<Result<_, _>>()?);
+    if spawn { start(&what, &words, &keys) } else { rank(&what, &keys) }
+}
+
+/// Starts the ranks of a node, or of all, and waits for them.
+fn start(what: &str, words: &[String], keys: &Keys) -> Result<ExitCode, Failure> {
+    let cluster = keys.cluster()?;
+    let secret = std::env::var("TILEWIRE_SECRET").unwrap_or_else(|_| fresh_secret());
+    let node = keys.text("node", "all");
+    let mut ranks = Vec::new();
+    for rank in cluster.iter().filter(|rank| node == "all" || node == rank.node.to_string()) {
+        let number = cluster.number(rank);
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(what).args(words).env("TILEWIRE_SECRET", &secret);
+        command.env("RANK", number.to_string()).env("WORLD_SIZE", cluster.ranks().to_string());
+        ranks.push((number, command.spawn()?));
+    }
+    let mut worst = 0;
+    for (number, mut child) in ranks {
+        let status = child.wait()?;
+        if !status.success() {
+            eprintln!("rank {number}: {status}");
+        }
+        worst = worst.max(status.code().unwrap_or(9));
+    }
+    Ok(ExitCode::from(worst as u8))
+}
+
+/// One rank.
+fn rank(what: &str, keys: &Keys) -> Result<ExitCode, Failure> {
+    let place = place(|name| std::env::var(name).ok())?.ok_or("no rank: start this by `wire spawn`, mpirun or srun")?;
+    let join = Join {
+        place,
+        address: keys.text("address", "127.0.0.1:7311"),
+        secret: std::env::var("TILEWIRE_SECRET").map_err(|_| "TILEWIRE_SECRET is not set")?,
+        patience: Duration::from_secs(keys.number("patience_s", 20)?),
+        silence: Duration::from_secs(keys.number("silence_s", 10)?),
+        version: keys.number("version", VERSION)?,
+    };
+    let result = Session::join(&join).map_err(HostError::from).and_then(|session| {
+        session.refused.iter().for_each(|text| println!("refused {text}"));
+        match what {
+            "values" => values(&session, keys),
+            "rounds" | "speed" => exercise(what, &session, keys),
+            "hold" => hold(&session),
+            _ => Err(HostError::Unsupported { what: format!("{what:?}; values, rounds, speed or hold") }),
+        }
+    });
+    match result {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => {
+            eprintln!("rank {} of {}: {error}", place.rank, place.ranks);
+            Ok(ExitCode::from(3))
+        }
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is a conversion")]
+fn failed(error: impl ToString) -> HostError {
+    HostError::Unsupported { what: error.to_string() }
+}
+
+/// Connects this rank to those of other nodes.
+fn wires(session: &Session, keys: &Keys, segments: &[Option<Arc<Segment>>]) -> Result<Wires, HostError> {
+    let Place { rank, .. } = session.place();
+    let own = segments[rank as usize].clone().ok_or_else(|| failed("no own segment"))?;
+    let proxies: u16 = keys.number("proxies", 1).map_err(failed)?;
+    match keys.text("transport", "loopback").as_str() {
+        "loopback" => {
+            let proxy = |_| -> Box<dyn Transport> { Box::new(Loopback::new(own.clone(), segments.to_vec(), None)) };
+            Ok(Wires { order: Order::Queue, transports: (0..proxies).map(proxy).collect() })
+        }
+        "verbs-rc" => verbs(session, keys, own, proxies),
+        other => Err(failed(format!("transport={other}; loopback or verbs-rc"))),
+    }
+}
+
+#[cfg(feature = "rdma")]
+fn verbs(session: &Session, keys: &Keys, own: Arc<Segment>, proxies: u16) -> Result<Wires, HostError> {
+    use tilewire_hw::transport::verbs::{Device, VerbsConfig, rc};
+    let default = VerbsConfig::default();
+    let config = VerbsConfig {
+        device: keys.0.get("device").cloned(),
+        gid_index: keys.0.get("gid_index").map(|text| text.parse()).transpose().map_err(failed)?,
+        timeout: keys.number("timeout", default.timeout).map_err(failed)?,
+        ..default
+    };
+    let cluster = keys.cluster().map_err(failed)?;
+    let me = session.place().rank;
+    let node = cluster.rank(me as usize).node;
+    let peers: Vec<u32> =
+        (0..cluster.ranks() as u32).filter(|&peer| cluster.rank(peer as usize).node != node).collect();
+    let (unconnected, card) = rc::prepare(Device::open(&config, own)?, &config, me, &peers, proxies)?;
+    let cards = session.exchange(&serde_json::to_vec(&card).map_err(failed)?)?;
+    let cards: Vec<rc::Card> =
+        cards.iter().map(|card| serde_json::from_slice(card)).collect::<Result<_, _>>().map_err(failed)?;
+    let wires = unconnected.connect(&cards, keys.number("spoil", 0).map_err(failed)?)?;
+    session.barrier()?;
+    Ok(wires)
+}
+
+#[cfg(not(feature = "rdma"))]
+fn verbs(_: &Session, _: &Keys, _: Arc<Segment>, _: u16) -> Result<Wires, HostError> {
+    Err(failed("RDMA in this build; build with --features rdma"))
+}
+
+/// Runs kernels with values checked.
+fn values(session: &Session, keys: &Keys) -> Result<(), HostError> {
+    let cluster = keys.cluster().map_err(failed)?;
+    let me = session.place().rank as usize;
+    let transport = keys.text("transport", "loopback");
+    let fabric = if transport == "loopback" { Fabric::Loopback } else { Fabric::IbRc };
+    let wanted = keys.text("kernel", "all");
+    let spoilt = |error: HostError| {
+        session.abort(&error.to_string());
+        error
+    };
+    for &kernel in KERNELS.iter().filter(|kernel| wanted == "all" || wanted == kernel.name()) {
+        let case = small::case(kernel, OptionSet::Tilewire, cluster, fabric).map_err(|error| spoilt(failed(error)))?;
+        let schedule = kernel.build(&case.spec).map_err(|error| spoilt(failed(error)))?;
+        let patience = Duration::from_secs(keys.number("patience_s", 20).map_err(failed)?);
+        let runs = keys.number("runs", 2).map_err(failed)?;
+        let config = HostConfig { runs, patience, fifo_depth: 4, ..HostConfig::default() };
+        let layout = Layout::new(&schedule).ok_or_else(|| failed("too many flags"))?;
+        let node = cluster.rank(me).node;
+        let near = |rank: usize| transport == "loopback" || cluster.rank(rank).node == node;
+        let segments = share(session, &layout, &PathBuf::from(keys.text("dir", "/dev/shm")), near)?;
+        let wires = wires(session, keys, &segments).map_err(spoilt)?;
+        let setup = Setup { schedule: &schedule, kernel, spec: &case.spec, config };
+        let report = run_rank(&setup, session, segments, wires)?;
+        let (done, served) = (&report.values, &report.served);
+        let max_us = report.times_us.iter().copied().fold(0.0, f64::max);
+        let line = format!(
+            "{} tasks {} writes {} bytes {} elements {} worst {:.3} max_us {max_us:.0} over {}",
+            done.runs, done.tasks, served.commands, served.bytes, done.elements, done.worst, report.transport
+        );
+        let lines = session.exchange(line.as_bytes())?;
+        if me == 0 {
+            for (rank, line) in lines.iter().enumerate() {
+                println!("values {} {cluster} rank {rank} runs {}", kernel.name(), String::from_utf8_lossy(line));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rounds with values checked, or latency and bandwidth, between rank r and its counterpart on the other node.
+fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError> {
+    const SLOTS: u32 = 16;
+    const PAYLOAD: u64 = 4 << 20;
+    let cluster = keys.cluster().map_err(failed)?;
+    if cluster.nodes != 2 {
+        return Err(failed(format!("cluster={cluster}: exercises take two nodes")));
+    }
+    let me = session.place().rank;
+    let gpus = u32::from(cluster.gpus_per_node);
+    let peer = if me < gpus { me + gpus } else { me - gpus };
+    let layout = Layout::plain(SLOTS, PAYLOAD);
+    let (data, _) = layout.buffer(0);
+    let transport = keys.text("transport", "loopback");
+    let near = |_: usize| transport == "loopback";
+    let segments = share(session, &layout, &PathBuf::from(keys.text("dir", "/dev/shm")), near)?;
+    let mut wires = wires(session, keys, &segments).inspect_err(|error| session.abort(&error.to_string()))?;
+    let segment = segments[me as usize].clone().ok_or_else(|| failed("no own segment"))?;
+    let patience = Duration::from_secs(keys.number("patience_s", 20).map_err(failed)?);
+    let mut pair = Pair { session, segment: &segment, data, transport: wires.transports[0].as_mut(), peer, patience };
+    session.barrier()?;
+    let result: Result<String, Failure> = (|| {
+        if what == "rounds" {
+            let (rounds, bytes) = (keys.number("rounds", 10_000)?, keys.number("bytes", 256)?);
+            println!("rank {me} begins");
+            let time = pair.rounds(rounds, SLOTS, bytes, Notice::Write)?;
+            let write = format!("{rounds} rounds of {bytes} bytes and a flag each way in {:.1} s", time.as_secs_f64());
+            session.barrier()?;
+            let time = pair.rounds(rounds / 10, SLOTS, bytes, Notice::Immediate)?;
+            return Ok(format!(
+                "{write}, {} with immediates in {:.1} s: all values right",
+                rounds / 10,
+                time.as_secs_f64()
+            ));
+        }
+        let mut times = pair.latency_us(keys.number("rounds", 1000)?)?;
+        times.sort_by(f64::total_cmp);
+        let median = times[times.len() / 2];
+        session.barrier()?;
+        let mut text = format!("latency_us {median:.2}");
+        for bytes in [65_536u32, 1 << 20] {
+            let count = keys.number("writes", 200)?;
+            let rate = pair.bandwidth(bytes, count, 1)?;
+            session.barrier()?;
+            let _ = write!(text, " bandwidth_{bytes}_mb_s {:.2}", rate / 1e6);
+        }
+        Ok(text)
+    })();
+    match result {
+        Ok(text) => {
+            let lines = session.exchange(text.as_bytes())?;
+            if me == 0 {
+                println!("{what} over {}: {}", pair.transport.name(), String::from_utf8_lossy(&lines[0]));
+            }
+            session.barrier()?;
+            Ok(())
+        }
+        Err(error) => {
+            session.abort(&error.to_string());
+            Err(failed(error))
+        }
+    }
+}
+
+/// Waits at a barrier that rank 1 never reaches.
+fn hold(session: &Session) -> Result<(), HostError> {
+    session.barrier()?;
+    println!("rank {} holds", session.place().rank);
+    if session.place().rank == 1 {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    Ok(session.barrier()?)
+}

@@ -1,0 +1,228 @@
+//! Exercises a transport between two ranks: rounds whose values are checked, latency, bandwidth.
+//!
+//! Rank pairs call these together, after the same barrier. Every wait has a deadline.
+
+use super::segment::Segment;
+use super::{Command, Event, Notice, Transport, TransportError, Word};
+use crate::bootstrap::{BootstrapError, Session};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Two ranks, seen from one of them.
+pub struct Pair<'a> {
+    /// All ranks.
+    pub session: &'a Session,
+    /// Own segment: one bank of flag words is used, then bytes from [`Pair::data`] on.
+    pub segment: &'a Segment,
+    /// First byte of the payload, in every segment.
+    pub data: u64,
+    /// Connection to the peer.
+    pub transport: &'a mut dyn Transport,
+    /// Rank number of the peer.
+    pub peer: u32,
+    /// How long nothing may happen.
+    pub patience: Duration,
+}
+
+/// Why an exercise did not end.
+#[derive(Debug, thiserror::Error)]
+pub enum ExerciseError {
+    /// The transport failed.
+    #[error("transport: {0}")]
+    Transport(#[from] TransportError),
+    /// The peer did.
+    #[error(transparent)]
+    Peer(#[from] BootstrapError),
+    /// Nothing happened for too long.
+    #[error("nothing happened for {0} s after {1} of {2}")]
+    Stuck(u64, u64, u64),
+    /// A value that is not what was sent.
+    #[error("round {round} in slot {slot}: byte {at} is {got}, sent was {sent}")]
+    Wrong {
+        /// Round.
+        round: u64,
+        /// Slot.
+        slot: u32,
+        /// Byte of the payload.
+        at: usize,
+        /// What came.
+        got: u8,
+        /// What was sent.
+        sent: u8,
+    },
+}
+
+/// Byte `at` of what `from` sends in a round.
+const fn pattern(from: u32, round: u64, at: usize) -> u8 {
+    (round.wrapping_mul(31) ^ (round >> 8) ^ (at as u64).wrapping_mul(7) ^ (from as u64 * 101)) as u8
+}
+
+impl Pair<'_> {
+    fn me(&self) -> u32 {
+        self.session.place().rank
+    }
+
+    /// Polls; an error once the others have stopped or nothing has happened for long.
+    fn poll(&mut self, since: &mut Instant, done: u64, of: u64) -> Result<Vec<Event>, ExerciseError> {
+        let mut events = Vec::new();
+        self.transport.poll(&mut events)?;
+        if !events.is_empty() {
+            *since = Instant::now();
+        } else if since.elapsed() > self.patience {
+            return Err(ExerciseError::Stuck(self.patience.as_secs(), done, of));
+        }
+        match self.session.failure() {
+            Some(failure) if self.session.stop().load(Ordering::Relaxed) => Err(failure.into()),
+            _ => Ok(events),
+        }
+    }
+
+    fn post(&mut self, command: Command) -> Result<(), ExerciseError> {
+        let mut since = Instant::now();
+        while self.transport.post(&[command])? == 0 {
+            self.poll(&mut since, 0, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Both ranks send `rounds` payloads, each with its flag, `slots` at a time on as many queues, and check every byte
+    /// that comes. Returns the time it took.
+    ///
+    /// # Errors
+    /// [`ExerciseError`].
+    pub fn rounds(
+        &mut self,
+        rounds: u64,
+        slots: u32,
+        bytes: u32,
+        notice: fn(Word) -> Notice,
+    ) -> Result<Duration, ExerciseError> {
+        let begin = Instant::now();
+        let (mut sent, mut received) = (vec![0u64; slots as usize], vec![0u64; slots as usize]);
+        let share = |slot: u32| rounds / u64::from(slots) + u64::from(u64::from(slot) < rounds % u64::from(slots));
+        let (mut on_way, mut since) = (0u64, Instant::now());
+        let me = self.me();
+        // Both segments have a place for each side; the lower rank's is the first.
+        let place = |lower: bool, slot: u32| self.data + u64::from(2 * slot + u32::from(!lower)) * u64::from(bytes);
+        let lower = me < self.peer;
+        let (sources, landings): (Vec<u64>, Vec<u64>) =
+            (0..slots).map(|slot| (place(lower, slot), place(!lower, slot))).unzip();
+        loop {
+            let total: u64 = received.iter().sum();
+            if total == rounds && sent.iter().sum::<u64>() == rounds && on_way == 0 {
+                break;
+            }
+            for slot in 0..slots {
+                let at = slot as usize;
+                let word = Word::new(slot, 0);
+                if self.segment.word(word).load(Ordering::Acquire) > 0 && received[at] < share(slot) {
+                    let mut got = Vec::new();
+                    self.segment.read(landings[at], u64::from(bytes), &mut got);
+                    let round = received[at];
+                    let wrong = got.iter().enumerate().find(|&(i, &got)| got != pattern(self.peer, round, i));
+                    if let Some((i, &got)) = wrong {
+                        let sent = pattern(self.peer, round, i);
+                        return Err(ExerciseError::Wrong { round, slot, at: i, got, sent });
+                    }
+                    self.segment.word(word).store(0, Ordering::Release);
+                    received[at] += 1;
+                    since = Instant::now();
+                }
+                // A rank sends its next payload once it has the peer's, which tells that its own last one was read:
+                // rank 0 begins.
+                let may = if lower { sent[at] == received[at] } else { sent[at] < received[at] };
+                if may && sent[at] < share(slot) {
+                    let payload: Vec<u8> = (0..bytes as usize).map(|i| pattern(me, sent[at], i)).collect();
+                    self.segment.write(sources[at], &payload);
+                    // The peer's landing is at the same place as the own source.
+                    let (src, dst) = (sources[at], sources[at]);
+                    let command = Command {
+                        src,
+                        dst,
+                        bytes,
+                        peer: self.peer,
+                        queue: slot as u16,
+                        notice: notice(word),
+                        writes: 1,
+                        ..Command::default()
+                    };
+                    self.post(command)?;
+                    sent[at] += 1;
+                    on_way += 1;
+                }
+            }
+            for event in self.poll(&mut since, total, rounds)? {
+                match event {
+                    Event::Sent(_) => on_way -= 1,
+                    Event::Arrived(word) => self.segment.word(word).store(1, Ordering::Release),
+                }
+            }
+        }
+        Ok(begin.elapsed())
+    }
+
+    /// Half the time of a flag there and back, for each of `rounds`, in microseconds.
+    ///
+    /// # Errors
+    /// [`ExerciseError`].
+    pub fn latency_us(&mut self, rounds: u32) -> Result<Vec<f64>, ExerciseError> {
+        let word = Word::new(0, 0);
+        let command = Command { peer: self.peer, notice: Notice::Write(word), writes: 1, ..Command::default() };
+        let first = self.me() < self.peer;
+        let mut times = Vec::new();
+        let mut since = Instant::now();
+        for round in 0..rounds {
+            let begin = Instant::now();
+            if first {
+                self.post(command)?;
+            }
+            while self.segment.word(word).load(Ordering::Acquire) == 0 {
+                self.poll(&mut since, u64::from(round), u64::from(rounds))?;
+            }
+            self.segment.word(word).store(0, Ordering::Release);
+            if !first {
+                self.post(command)?;
+            }
+            since = Instant::now();
+            times.push(begin.elapsed().as_secs_f64() * 1e6 / 2.0);
+        }
+        // The last completions, so that nothing of this is counted later.
+        self.poll(&mut since, 0, 0)?;
+        Ok(times)
+    }
+
+    /// Bytes per second of `count` writes of `bytes`, from the lower rank to the other, over `queues` queues.
+    ///
+    /// # Errors
+    /// [`ExerciseError`].
+    pub fn bandwidth(&mut self, bytes: u32, count: u64, queues: u16) -> Result<f64, ExerciseError> {
+        if self.me() > self.peer {
+            return Ok(0.0);
+        }
+        let (mut posted, mut sent, mut since) = (0u64, 0u64, Instant::now());
+        let begin = Instant::now();
+        let command = |queue| Command {
+            src: self.data,
+            dst: self.data,
+            bytes,
+            peer: self.peer,
+            queue,
+            writes: 1,
+            ..Command::default()
+        };
+        let commands: Vec<Command> = (0..queues.max(1)).map(command).collect();
+        while sent < count {
+            let mut queue = 0;
+            while posted < count && queue < commands.len() {
+                if self.transport.post(&commands[queue..=queue])? == 0 {
+                    queue += 1;
+                } else {
+                    posted += 1;
+                }
+            }
+            let events = self.poll(&mut since, sent, count)?;
+            sent += events.iter().filter(|event| matches!(event, Event::Sent(_))).count() as u64;
+        }
+        Ok(u64::from(bytes) as f64 * count as f64 / begin.elapsed().as_secs_f64())
+    }
+}

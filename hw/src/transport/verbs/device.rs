@@ -1,0 +1,227 @@
+//! An opened RDMA device with one registered segment.
+
+use super::{Library, VerbsConfig};
+use crate::transport::TransportError;
+use crate::transport::segment::Segment;
+use ibverbs_sys as ffi;
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A port and the address that peers reach it by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Number, from 1.
+    pub number: u8,
+    /// Index of the GID.
+    pub gid_index: u8,
+    /// GID.
+    pub gid: [u8; 16],
+    /// Local identifier, on InfiniBand.
+    pub lid: u16,
+    /// Active MTU, as the verbs count it.
+    pub mtu: u32,
+    /// Whether frames are Ethernet's, which need the GID.
+    pub ethernet: bool,
+}
+
+/// A device, a protection domain, and a segment that peers may write.
+#[derive(Debug)]
+pub struct Device {
+    pub(super) library: &'static Library,
+    /// Name.
+    pub name: String,
+    /// Port in use.
+    pub port: Port,
+    pub(super) context: *mut ffi::ibv_context,
+    pub(super) domain: *mut ffi::ibv_pd,
+    pub(super) region: *mut ffi::ibv_mr,
+    /// A 1 for flags that do not travel inline, and its registration.
+    pub(super) one: (Box<u32>, *mut ffi::ibv_mr),
+    pub(super) segment: Arc<Segment>,
+}
+
+// SAFETY: libibverbs' objects may be used from any thread.
+unsafe impl Send for Device {}
+// SAFETY: as above; the handles are never written after they are made.
+unsafe impl Sync for Device {}
+
+pub(super) fn failed(call: &'static str, what: impl Into<String>, error: io::Error) -> TransportError {
+    TransportError::Call { call, what: what.into(), error }
+}
+
+/// Checks a call that returns an error number.
+pub(super) fn zero(call: &'static str, what: impl Into<String>, result: c_int) -> Result<(), TransportError> {
+    if result == 0 { Ok(()) } else { Err(failed(call, what, io::Error::from_raw_os_error(result))) }
+}
+
+/// Checks a call that returns a pointer and sets errno.
+fn some<T>(call: &'static str, what: &str, pointer: *mut T) -> Result<*mut T, TransportError> {
+    if pointer.is_null() { Err(failed(call, what, io::Error::last_os_error())) } else { Ok(pointer) }
+}
+
+/// The first RoCE v2 GID of a port over IPv4, else over IPv6, by what the kernel says in sysfs.
+pub fn roce_v2_gid(ports: &Path, port: u8) -> Option<u8> {
+    let read = |kind: &str, index: u8| {
+        std::fs::read_to_string(ports.join(format!("{port}/{kind}/{index}"))).ok().map(|text| text.trim().to_owned())
+    };
+    let is_v2 = |&index: &u8| read("gid_attrs/types", index).is_some_and(|kind| kind == "RoCE v2");
+    let is_ipv4 =
+        |&index: &u8| read("gids", index).is_some_and(|gid| gid.starts_with("0000:0000:0000:0000:0000:ffff:"));
+    let all = || (0..=u8::MAX).filter(is_v2);
+    all().find(is_ipv4).or_else(|| all().next())
+}
+
+impl Device {
+    /// Opens the device that the configuration names and registers the segment.
+    ///
+    /// # Errors
+    /// [`TransportError::Missing`], [`TransportError::Call`].
+    pub fn open(config: &VerbsConfig, segment: Arc<Segment>) -> Result<Self, TransportError> {
+        let library = Library::get()?;
+        let (name, context) = open(library, config)?;
+        let mut device = Self {
+            library,
+            name,
+            port: Port { number: config.port, gid_index: 0, gid: [0; 16], lid: 0, mtu: 1, ethernet: false },
+            context,
+            domain: std::ptr::null_mut(),
+            region: std::ptr::null_mut(),
+            one: (Box::new(1), std::ptr::null_mut()),
+            segment,
+        };
+        device.port = device.ask_port(config)?;
+        let access = ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        let bytes = device.segment.bytes() as usize;
+        // SAFETY: the context is open; the segment and the word live as long as the registrations, see `Drop`.
+        unsafe {
+            device.domain = some("ibv_alloc_pd", &device.name, (library.ibv_alloc_pd)(device.context))?;
+            let region = (library.ibv_reg_mr)(device.domain, device.segment.address().cast(), bytes, access.0 as c_int);
+            device.region = some("ibv_reg_mr", "the segment; is `ulimit -l` large enough?", region)?;
+            let one: *mut u32 = &raw mut *device.one.0;
+            let region = (library.ibv_reg_mr)(device.domain, one.cast(), 4, 0);
+            device.one.1 = some("ibv_reg_mr", "a word", region)?;
+        }
+        Ok(device)
+    }
+
+    fn ask_port(&self, config: &VerbsConfig) -> Result<Port, TransportError> {
+        // SAFETY: all-zero is a value of these plain structures, and both outlive the calls.
+        let (mut port, mut gid): (ffi::ibv_port_attr, ffi::ibv_gid) = unsafe { std::mem::zeroed() };
+        let what = format!("{} port {}", self.name, config.port);
+        // SAFETY: the context is open.
+        zero("ibv_query_port", &what, unsafe {
+            (self.library.ibv_query_port)(self.context, config.port, &raw mut port)
+        })?;
+        if port.state != ffi::ibv_port_state::IBV_PORT_ACTIVE {
+            return Err(TransportError::Missing { what: format!("{what} is not active; is its link up?") });
+        }
+        let ethernet = u32::from(port.link_layer) == u32::from(ffi::IBV_LINK_LAYER_ETHERNET as u8);
+        let ports = Path::new("/sys/class/infiniband").join(&self.name).join("ports");
+        let gid_index = match config.gid_index {
+            Some(index) => index,
+            None if ethernet => roce_v2_gid(&ports, config.port)
+                .ok_or_else(|| TransportError::Missing { what: format!("{what} has no RoCE v2 GID") })?,
+            None => 0,
+        };
+        // SAFETY: the context is open.
+        zero("ibv_query_gid", format!("{what}, index {gid_index}"), unsafe {
+            (self.library.ibv_query_gid)(self.context, config.port, c_int::from(gid_index), &raw mut gid)
+        })?;
+        // SAFETY: both views of the union are plain bytes.
+        let gid = unsafe { gid.raw };
+        Ok(Port { number: config.port, gid_index, gid, lid: port.lid, mtu: port.active_mtu, ethernet })
+    }
+
+    /// Local key of the segment.
+    pub(super) fn local_key(&self) -> u32 {
+        // SAFETY: registered in `open`.
+        unsafe { (*self.region).lkey }
+    }
+
+    /// Key by which peers write the segment.
+    pub fn remote_key(&self) -> u32 {
+        // SAFETY: registered in `open`.
+        unsafe { (*self.region).rkey }
+    }
+
+    /// Address of the segment as peers name it.
+    pub fn address(&self) -> u64 {
+        self.segment.address() as u64
+    }
+}
+
+fn open(library: &Library, config: &VerbsConfig) -> Result<(String, *mut ffi::ibv_context), TransportError> {
+    let mut count = 0;
+    // SAFETY: `count` outlives the call; names and devices are used before the list is freed.
+    unsafe {
+        let list = (library.ibv_get_device_list)(&raw mut count);
+        // A kernel without the modules says ENOSYS: no device, either way.
+        let devices = if list.is_null() { &[][..] } else { std::slice::from_raw_parts(list, count as usize) };
+        let name = |&device: &*mut ffi::ibv_device| {
+            CStr::from_ptr((library.ibv_get_device_name)(device)).to_string_lossy().into_owned()
+        };
+        let wanted =
+            |device: &&*mut ffi::ibv_device| config.device.as_ref().is_none_or(|wanted| *wanted == name(device));
+        let found = devices.iter().find(wanted).map(|device| (name(device), (library.ibv_open_device)(*device)));
+        let error = io::Error::last_os_error();
+        let names: Vec<String> = devices.iter().map(name).collect();
+        if !list.is_null() {
+            (library.ibv_free_device_list)(list);
+        }
+        match (found, &config.device) {
+            (Some((name, context)), _) if !context.is_null() => Ok((name, context)),
+            (Some((name, _)), _) => Err(failed("ibv_open_device", name, error)),
+            (None, Some(wanted)) => {
+                Err(TransportError::Missing { what: format!("no RDMA device {wanted}; there are {names:?}") })
+            }
+            (None, None) => Err(TransportError::Missing { what: "no RDMA device on this machine".to_owned() }),
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: endpoints hold the device in an Arc, so that no queue pair is left; each handle is freed once, and
+        // the memory it registers after it.
+        unsafe {
+            for region in [self.one.1, self.region] {
+                if !region.is_null() {
+                    (self.library.ibv_dereg_mr)(region);
+                }
+            }
+            if !self.domain.is_null() {
+                (self.library.ibv_dealloc_pd)(self.domain);
+            }
+            (self.library.ibv_close_device)(self.context);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::roce_v2_gid;
+
+    #[test]
+    fn the_first_roce_v2_gid_over_ipv4_is_taken() {
+        let root = std::env::temp_dir().join(format!("tilewire-gids-{}", std::process::id()));
+        let write = |kind: &str, index: u8, text: &str| {
+            let dir = root.join("1").join(kind);
+            std::fs::create_dir_all(&dir).expect("a directory");
+            std::fs::write(dir.join(index.to_string()), text).expect("a file");
+        };
+        let (link, ipv4) = ("fe80:0000:0000:0000:5054:00ff:fe00:0001", "0000:0000:0000:0000:0000:ffff:0a32:0001");
+        for (index, kind, gid) in
+            [(0, "IB/RoCE v1", link), (1, "RoCE v2", link), (2, "IB/RoCE v1", ipv4), (3, "RoCE v2", ipv4)]
+        {
+            write("gid_attrs/types", index, &format!("{kind}\n"));
+            write("gids", index, &format!("{gid}\n"));
+        }
+        assert_eq!(roce_v2_gid(&root, 1), Some(3));
+        assert_eq!(roce_v2_gid(&root, 2), None);
+        write("gids", 3, link);
+        assert_eq!(roce_v2_gid(&root, 1), Some(1));
+        std::fs::remove_dir_all(&root).expect("removed");
+    }
+}

@@ -1,0 +1,482 @@
+//! Reliable connections: RDMA WRITE, with a flag write after it on the same queue pair or an immediate with it.
+//!
+//! A queue pair keeps order, so that the last write of a put tells of the whole put, and the completion of one request
+//! is that of all before it.
+
+use super::device::{failed, zero};
+use super::{Device, Port, VerbsConfig};
+use crate::host::Wires;
+use crate::transport::{Command, Event, Notice, Order, Transport, TransportError, Word};
+use ibverbs_sys as ffi;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// What a rank tells its peers so that they can write to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Card {
+    gid: [u8; 16],
+    lid: u16,
+    mtu: u32,
+    /// Address, key and size of its segment.
+    address: u64,
+    key: u32,
+    bytes: u64,
+    /// Queue pairs by peer, then proxy, then index.
+    queue_pairs: BTreeMap<u32, Vec<Vec<u32>>>,
+}
+
+/// Queue pairs that are made, and not yet connected.
+pub struct Unconnected {
+    proxies: Vec<Endpoint>,
+    me: u32,
+}
+
+/// Where a peer's segment is.
+#[derive(Clone, Copy)]
+struct Remote {
+    address: u64,
+    key: u32,
+}
+
+/// A write on its way, and the requests that it takes.
+struct Posted {
+    command: Option<Command>,
+    requests: u32,
+}
+
+struct QueuePair {
+    handle: *mut ffi::ibv_qp,
+    peer: u32,
+    remote: Remote,
+    /// Oldest first; numbers are consecutive.
+    posted: VecDeque<Posted>,
+    oldest: u32,
+    requests: u32,
+}
+
+/// One proxy's queue pairs and completion queue.
+struct Endpoint {
+    device: Arc<Device>,
+    config: VerbsConfig,
+    completions: *mut ffi::ibv_cq,
+    queue_pairs: Vec<QueuePair>,
+    /// Index of the first queue pair of each peer.
+    first: BTreeMap<u32, usize>,
+    /// For each schedule queue of this proxy, which one of a peer's queue pairs: queue / proxies.
+    proxies: u16,
+}
+
+// SAFETY: the handles may be used from any thread, and this one has them for itself.
+unsafe impl Send for Endpoint {}
+
+/// Marks receives in a work request's number.
+const RECEIVE: u64 = 1 << 63;
+
+/// Makes queue pairs to `peers` for `proxies` threads.
+///
+/// # Errors
+/// [`TransportError::Call`].
+pub fn prepare(
+    device: Device,
+    config: &VerbsConfig,
+    me: u32,
+    peers: &[u32],
+    proxies: u16,
+) -> Result<(Unconnected, Card), TransportError> {
+    let device = Arc::new(device);
+    let endpoint = |_| Endpoint::new(device.clone(), config, peers, proxies);
+    let proxies = (0..proxies.max(1)).map(endpoint).collect::<Result<Vec<_>, _>>()?;
+    let queue_pairs =
+        peers.iter().map(|&peer| (peer, proxies.iter().map(|proxy| proxy.numbers(peer)).collect())).collect();
+    let Port { gid, lid, mtu, .. } = device.port;
+    let (address, key, bytes) = (device.address(), device.remote_key(), device.segment.bytes());
+    Ok((Unconnected { proxies, me }, Card { gid, lid, mtu, address, key, bytes, queue_pairs }))
+}
+
+impl Unconnected {
+    /// Connects to every peer by the cards of all ranks. `spoil` changes the keys of peers, for a test of what a wrong
+    /// one does.
+    ///
+    /// # Errors
+    /// [`TransportError`]: a card that does not fit, or a call that failed.
+    pub fn connect(mut self, cards: &[Card], spoil: u32) -> Result<Wires, TransportError> {
+        for (index, endpoint) in self.proxies.iter_mut().enumerate() {
+            for at in 0..endpoint.queue_pairs.len() {
+                let peer = endpoint.queue_pairs[at].peer;
+                let nth = at - endpoint.first[&peer];
+                let card = &cards[peer as usize];
+                let number = card
+                    .queue_pairs
+                    .get(&self.me)
+                    .and_then(|proxies| proxies.get(index)?.get(nth))
+                    .ok_or_else(|| mismatch(peer, "has other proxies or queue pairs"))?;
+                if card.bytes != endpoint.device.segment.bytes() {
+                    return Err(mismatch(peer, "has a segment of another size"));
+                }
+                endpoint.queue_pairs[at].remote = Remote { address: card.address, key: card.key ^ spoil };
+                endpoint.connect(at, card, *number)?;
+            }
+        }
+        let transports = self.proxies.into_iter().map(|proxy| Box::new(proxy) as Box<dyn Transport>).collect();
+        Ok(Wires { order: Order::Queue, transports })
+    }
+}
+
+fn mismatch(peer: u32, what: &str) -> TransportError {
+    TransportError::Missing { what: format!("rank {peer} {what}: run all ranks with the same options") }
+}
+
+impl Endpoint {
+    fn new(device: Arc<Device>, config: &VerbsConfig, peers: &[u32], proxies: u16) -> Result<Self, TransportError> {
+        let mut config = config.clone();
+        config.queue_pairs = config.queue_pairs.max(1);
+        let count = peers.len() as u32 * u32::from(config.queue_pairs);
+        let depth = (count * (config.send_depth + config.receive_depth)).max(16);
+        // SAFETY: the context is open as long as the device lives, which this endpoint holds.
+        let completions = unsafe {
+            let none = std::ptr::null_mut();
+            (device.library.ibv_create_cq)(device.context, depth as c_int, none, std::ptr::null_mut(), 0)
+        };
+        if completions.is_null() {
+            return Err(failed("ibv_create_cq", format!("{depth} entries"), std::io::Error::last_os_error()));
+        }
+        let mut endpoint =
+            Self { device, config, completions, queue_pairs: Vec::new(), first: BTreeMap::new(), proxies };
+        for &peer in peers {
+            endpoint.first.insert(peer, endpoint.queue_pairs.len());
+            for _ in 0..endpoint.config.queue_pairs {
+                endpoint.add(peer)?;
+            }
+        }
+        Ok(endpoint)
+    }
+
+    /// Makes a queue pair that takes immediates at once.
+    fn add(&mut self, peer: u32) -> Result<(), TransportError> {
+        use ffi::ibv_qp_attr_mask as Mask;
+        let (library, config) = (self.device.library, &self.config);
+        // SAFETY: all-zero is a value of these plain structures; handles are live, see `Device`.
+        let handle = unsafe {
+            let mut init: ffi::ibv_qp_init_attr = std::mem::zeroed();
+            (init.send_cq, init.recv_cq) = (self.completions, self.completions);
+            init.qp_type = ffi::ibv_qp_type::IBV_QPT_RC;
+            init.cap = ffi::ibv_qp_cap {
+                max_send_wr: config.send_depth,
+                max_recv_wr: config.receive_depth,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: if config.inline_flags { 4 } else { 0 },
+            };
+            (library.ibv_create_qp)(self.device.domain, &raw mut init)
+        };
+        if handle.is_null() {
+            let what = format!("to rank {peer}, {} sends, {} receives", config.send_depth, config.receive_depth);
+            return Err(failed("ibv_create_qp", what, std::io::Error::last_os_error()));
+        }
+        let remote = Remote { address: 0, key: 0 };
+        self.queue_pairs.push(QueuePair { handle, peer, remote, posted: VecDeque::new(), oldest: 0, requests: 0 });
+        // SAFETY: as above.
+        let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_INIT;
+        attributes.port_num = self.device.port.number;
+        attributes.qp_access_flags =
+            (ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE).0;
+        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        self.modify(handle, &mut attributes, mask, "to init")?;
+        for _ in 0..self.config.receive_depth {
+            self.receive(self.queue_pairs.len() - 1)?;
+        }
+        Ok(())
+    }
+
+    fn modify(
+        &self,
+        handle: *mut ffi::ibv_qp,
+        attributes: &mut ffi::ibv_qp_attr,
+        mask: ffi::ibv_qp_attr_mask,
+        what: &str,
+    ) -> Result<(), TransportError> {
+        // SAFETY: the queue pair is live, the attributes outlive the call.
+        zero("ibv_modify_qp", what, unsafe { (self.device.library.ibv_modify_qp)(handle, attributes, mask.0 as c_int) })
+    }
+
+    fn numbers(&self, peer: u32) -> Vec<u32> {
+        // SAFETY: the queue pairs are live.
+        self.queue_pairs.iter().filter(|qp| qp.peer == peer).map(|qp| unsafe { (*qp.handle).qp_num }).collect()
+    }
+
+    fn connect(&self, at: usize, card: &Card, number: u32) -> Result<(), TransportError> {
+        use ffi::ibv_qp_attr_mask as Mask;
+        let (port, qp) = (self.device.port, &self.queue_pairs[at]);
+        // SAFETY: all-zero is a value of these plain structures.
+        let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_RTR;
+        attributes.path_mtu = port.mtu.min(card.mtu) as _;
+        (attributes.dest_qp_num, attributes.max_dest_rd_atomic, attributes.min_rnr_timer) = (number, 1, 12);
+        let path = &mut attributes.ah_attr;
+        (path.port_num, path.dlid) = (port.number, card.lid);
+        if port.ethernet {
+            path.is_global = 1;
+            path.grh.dgid.raw = card.gid;
+            (path.grh.sgid_index, path.grh.hop_limit) = (port.gid_index, 64);
+        }
+        let ready = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_AV
+            | Mask::IBV_QP_PATH_MTU
+            | Mask::IBV_QP_DEST_QPN
+            | Mask::IBV_QP_RQ_PSN
+            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | Mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify(qp.handle, &mut attributes, ready, &format!("to receive from rank {}", qp.peer))?;
+        // SAFETY: as above.
+        let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_RTS;
+        (attributes.timeout, attributes.retry_cnt) = (self.config.timeout, self.config.retries);
+        // 7 means: as long as it takes. A receiver without a receive is slow, not gone.
+        (attributes.rnr_retry, attributes.max_rd_atomic) = (7, 1);
+        let ready = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_TIMEOUT
+            | Mask::IBV_QP_RETRY_CNT
+            | Mask::IBV_QP_RNR_RETRY
+            | Mask::IBV_QP_SQ_PSN
+            | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(qp.handle, &mut attributes, ready, &format!("to send to rank {}", qp.peer))
+    }
+
+    /// Posts an empty receive: immediates need one each.
+    fn receive(&self, at: usize) -> Result<(), TransportError> {
+        let handle = self.queue_pairs[at].handle;
+        // SAFETY: the request outlives the call, which copies it; the queue pair is live.
+        let result = unsafe {
+            let mut request: ffi::ibv_recv_wr = std::mem::zeroed();
+            request.wr_id = RECEIVE | at as u64;
+            let mut bad = std::ptr::null_mut();
+            (*(*handle).context)
+                .ops
+                .post_recv
+                .map_or(libc_enosys(), |post| post(handle, &raw mut request, &raw mut bad))
+        };
+        zero("ibv_post_recv", "", result)
+    }
+
+    /// The queue pair of a peer for a schedule's queue.
+    fn of(&self, peer: u32, queue: u16) -> Result<usize, TransportError> {
+        let first = *self.first.get(&peer).ok_or(TransportError::Unreachable { transport: "verbs-rc", peer })?;
+        Ok(first + usize::from(queue / self.proxies.max(1) % self.config.queue_pairs))
+    }
+
+    fn room(&self, at: usize) -> u32 {
+        self.config.send_depth - self.queue_pairs[at].requests
+    }
+
+    /// The request that writes `bytes` bytes at `local` to `remote` of a peer.
+    fn request(&self, at: usize, remote: u64, signalled: bool) -> ffi::ibv_send_wr {
+        let qp = &self.queue_pairs[at];
+        // SAFETY: all-zero is a value of this plain structure.
+        let mut request: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
+        request.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        request.wr.rdma.remote_addr = qp.remote.address + remote;
+        request.wr.rdma.rkey = qp.remote.key;
+        if signalled {
+            request.send_flags = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        request
+    }
+
+    /// Posts requests as one chain; scatter lists belong to requests of the same index.
+    fn chain(
+        &mut self,
+        at: usize,
+        requests: &mut [ffi::ibv_send_wr],
+        lists: &mut [ffi::ibv_sge],
+    ) -> Result<(), TransportError> {
+        let count = requests.len();
+        for i in 0..count {
+            if requests[i].num_sge > 0 {
+                requests[i].sg_list = &raw mut lists[i];
+            }
+            requests[i].next = if i + 1 < count { &raw mut requests[i + 1] } else { std::ptr::null_mut() };
+        }
+        let handle = self.queue_pairs[at].handle;
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: requests and lists outlive the call, which copies them; sources are inside the registered segment,
+        // which the device holds, and stay there until their completion.
+        let result = unsafe {
+            (*(*handle).context)
+                .ops
+                .post_send
+                .map_or(libc_enosys(), |post| post(handle, &raw mut requests[0], &raw mut bad))
+        };
+        let qp = &mut self.queue_pairs[at];
+        qp.requests += count as u32;
+        zero("ibv_post_send", format!("{count} requests to rank {}", qp.peer), result)
+    }
+
+    /// The write of a 1 to a word.
+    fn flag(&self, at: usize, word: Word, slots: u32, signalled: bool) -> (ffi::ibv_send_wr, ffi::ibv_sge) {
+        let mut request = self.request(at, word.offset(slots), signalled);
+        request.num_sge = 1;
+        if self.config.inline_flags {
+            request.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        // SAFETY: registered in `Device::open`.
+        let lkey = unsafe { (*self.device.one.1).lkey };
+        (request, ffi::ibv_sge { addr: &raw const *self.device.one.0 as u64, length: 4, lkey })
+    }
+
+    /// A completion that says that something failed.
+    fn failure(&self, at: usize, number: u32, status: u32, vendor: u32) -> TransportError {
+        let qp = &self.queue_pairs[at];
+        let nth = number.wrapping_sub(qp.oldest) as usize;
+        let command = qp.posted.get(nth).and_then(|posted| posted.command).unwrap_or_default();
+        TransportError::Completion {
+            peer: qp.peer,
+            queue: command.queue,
+            status: self.device.library.status(status),
+            code: status,
+            vendor,
+            command: Box::new(command),
+        }
+    }
+}
+
+/// What a context without a post function would return.
+const fn libc_enosys() -> c_int {
+    38
+}
+
+impl Transport for Endpoint {
+    fn name(&self) -> String {
+        let Port { number, gid_index, .. } = self.device.port;
+        format!("verbs-rc ({} port {number} gid {gid_index}, host memory)", self.device.name)
+    }
+
+    fn post(&mut self, commands: &[Command]) -> Result<usize, TransportError> {
+        let Some(&Command { peer, queue, .. }) = commands.first() else { return Ok(0) };
+        let at = self.of(peer, queue)?;
+        let slots = self.device.segment.slots();
+        let (mut requests, mut lists) =
+            (Vec::with_capacity(2 * commands.len()), Vec::with_capacity(2 * commands.len()));
+        let mut taken = 0;
+        for command in commands {
+            let flag = matches!(command.notice, Notice::Write(_));
+            let data = command.bytes > 0 || matches!(command.notice, Notice::Immediate(_) | Notice::None);
+            let needed = u32::from(flag) + u32::from(data);
+            let in_flight = self.queue_pairs[at].posted.len() as u32;
+            if requests.len() as u32 + needed > self.room(at) || in_flight >= self.config.in_flight_max {
+                break;
+            }
+            // The other queue must have room before this one is committed.
+            if let Notice::WriteOn(_, other) = command.notice
+                && (self.of(peer, other)? != at && self.room(self.of(peer, other)?) == 0)
+            {
+                break;
+            }
+            let number = self.queue_pairs[at].oldest.wrapping_add(in_flight);
+            let signalled = (taken as u32 + 1).is_multiple_of(self.config.signal_every.max(1));
+            let first = requests.len();
+            if data {
+                let mut request = self.request(at, command.dst, signalled && !flag);
+                request.num_sge = i32::from(command.bytes > 0);
+                if let Notice::Immediate(word) = command.notice {
+                    request.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+                    request.__bindgen_anon_1.imm_data = word.0.to_be();
+                }
+                let addr = self.device.address() + command.src;
+                requests.push(request);
+                lists.push(ffi::ibv_sge { addr, length: command.bytes, lkey: self.device.local_key() });
+            }
+            if let Notice::Write(word) = command.notice {
+                let (request, list) = self.flag(at, word, slots, signalled);
+                requests.push(request);
+                lists.push(list);
+            }
+            for request in &mut requests[first..] {
+                request.wr_id = (at as u64) << 32 | u64::from(number);
+            }
+            self.queue_pairs[at].posted.push_back(Posted { command: Some(*command), requests: needed });
+            taken += 1;
+            if let Notice::WriteOn(word, other) = command.notice {
+                let other = self.of(peer, other)?;
+                if other == at {
+                    // One queue pair serves both queues.
+                    let (mut request, list) = self.flag(at, word, slots, false);
+                    request.wr_id = (at as u64) << 32 | u64::from(number);
+                    requests.push(request);
+                    lists.push(list);
+                    self.queue_pairs[at].posted.back_mut().expect("just pushed").requests += 1;
+                } else {
+                    self.post_alone(other, word, slots)?;
+                }
+            }
+        }
+        if let Some(last) = requests.last_mut() {
+            last.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+            self.chain(at, &mut requests, &mut lists)?;
+        }
+        Ok(taken)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
+        const BATCH: usize = 32;
+        // SAFETY: all-zero is a value of this plain structure; the queue is live, and the array outlives the call.
+        let (count, found) = unsafe {
+            let mut found: [ffi::ibv_wc; BATCH] = std::mem::zeroed();
+            let queue = self.completions;
+            let poll = (*(*queue).context).ops.poll_cq;
+            let count = poll.map_or(-1, |poll| poll(queue, BATCH as c_int, found.as_mut_ptr().cast()));
+            (count, found)
+        };
+        if count < 0 {
+            return Err(failed("ibv_poll_cq", "", std::io::Error::last_os_error()));
+        }
+        for completion in &found[..count as usize] {
+            let id = completion.wr_id();
+            if let Some((status, vendor)) = completion.error() {
+                let (at, number) =
+                    if id & RECEIVE == 0 { ((id >> 32) as usize, id as u32) } else { (id as u32 as usize, 0) };
+                return Err(self.failure(at, number, status, vendor));
+            }
+            if id & RECEIVE != 0 {
+                // A receive without memory completes by an immediate only.
+                events.push(Event::Arrived(Word(u32::from_be(completion.imm_data))));
+                self.receive(id as u32 as usize)?;
+                continue;
+            }
+            let qp = &mut self.queue_pairs[(id >> 32) as usize];
+            let complete = (id as u32).wrapping_sub(qp.oldest).wrapping_add(1);
+            for posted in qp.posted.drain(..complete as usize) {
+                qp.requests -= posted.requests;
+                events.extend(posted.command.map(Event::Sent));
+            }
+            qp.oldest = qp.oldest.wrapping_add(complete);
+        }
+        Ok(())
+    }
+}
+
+impl Endpoint {
+    /// Posts a flag on a queue of its own.
+    fn post_alone(&mut self, at: usize, word: Word, slots: u32) -> Result<(), TransportError> {
+        let (mut request, list) = self.flag(at, word, slots, true);
+        let qp = &mut self.queue_pairs[at];
+        let number = qp.oldest.wrapping_add(qp.posted.len() as u32);
+        request.wr_id = (at as u64) << 32 | u64::from(number);
+        qp.posted.push_back(Posted { command: None, requests: 1 });
+        self.chain(at, &mut [request], &mut [list])
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // SAFETY: each handle was made here and is destroyed once, queue pairs before their completion queue.
+        unsafe {
+            for qp in &self.queue_pairs {
+                (self.device.library.ibv_destroy_qp)(qp.handle);
+            }
+            (self.device.library.ibv_destroy_cq)(self.completions);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Lower bounds on the time of a split: no simulation of it can be faster.
+//!
+//! Three arguments, each a consequence of how the engine shares and hands out work:
+//!
+//! - *A resource* with capacity `C` carries at most `C`: all bytes that the ranks' tasks take from it, over `C`.
+//! - *A role* of `n` workers whose tasks hold them for `t` at full speed: the worker with most tasks needs their sum.
+//! - *The power of the chip* has a base demand `B` that slows down with the flows. At any time the fastest flow that
+//!   crosses it runs at some `theta`, and `B * theta + (what the flows get) <= C`. Over a run that moves `W` in all and
+//!   whose busiest worker spends `S` in such flows at full speed, `C * time >= B * S + W`. `S` falls with the number of
+//!   computing CTAs, so this is the droop of the clock as a bound: more SMs help, but less and less.
+
+use crate::compile::{Compiled, Form, NONE, Program, PublishC, ResourceKind, Work};
+use crate::engine::UNWATCHED;
+use crate::predict::Simulation;
+use tilewire_kernels::schedule::{Claim, CtaCount, Drain};
+use tilewire_kernels::{Offset, RoleKind};
+
+const PS_PER_S: u128 = 1_000_000_000_000;
+
+/// Lower bounds on the time of any split of a compiled schedule.
+pub struct LowerBound<'a> {
+    compiled: &'a Compiled,
+    /// Of the shared resources and the proxies, the same for all splits, ps.
+    fixed: u64,
+    /// By program and role.
+    roles: Vec<Vec<RoleWork>>,
+    /// Share of the nominal compute work that the fastest rank has: noise makes ranks differ.
+    clock: f64,
+}
+
+/// What the tasks of a role need, by number of CTAs.
+struct RoleWork {
+    /// Time that the busiest worker is held, full speed, ps.
+    held: Vec<u64>,
+    /// The part of it in flows that need the chip's power.
+    powered: Vec<u64>,
+    /// Sums over all tasks.
+    held_sum: u128,
+    powered_sum: u128,
+    /// FLOP (of power) of all tasks.
+    flops: u128,
+}
+
+impl<'a> LowerBound<'a> {
+    /// Prepares bounds for all CTA counts.
+    pub fn new(simulation: &'a Simulation) -> Self {
+        let compiled = simulation.compiled();
+        let roles = compiled
+            .programs
+            .iter()
+            .map(|program| (0..program.roles.len()).map(|r| RoleWork::of(compiled, program, r)).collect())
+            .collect();
+        let noise = compiled.noise.as_ref();
+        let clock = noise.map_or(1.0, |noise| {
+            (0..compiled.ranks.len()).map(|rank| noise.slowdown(rank)).fold(1.0, f64::min) * (1.0 - 1e-9)
+        });
+        Self { compiled, fixed: resources(compiled).max(proxies(compiled)), roles, clock }
+    }
+
+    /// No split with at most these CTAs per role (in the order of [`RoleKind::ALL`]) is faster than this, ps.
+    pub fn at_most(&self, most: [u32; 4]) -> u64 {
+        let mut bound = self.fixed;
+        for (program, roles) in self.compiled.programs.iter().zip(&self.roles) {
+            bound = bound.max(self.program(program, roles, most));
+        }
+        (bound as f64 * self.clock) as u64 + self.compiled.times.launch
+    }
+
+    /// Longest path over the launches, each as long as its slowest role.
+    fn program(&self, program: &Program, works: &[RoleWork], most: [u32; 4]) -> u64 {
+        let mut ends: Vec<u64> = Vec::with_capacity(self.compiled.launches.len());
+        for launch in &self.compiled.launches {
+            let after = launch.after.iter().map(|&l| ends[l as usize] + self.compiled.times.dependent);
+            let start = after.max().unwrap_or(0);
+            let slowest = launch.roles.clone().map(|r| self.role(program, launch.roles.clone(), works, r, most));
+            ends.push(start + slowest.max().unwrap_or(0));
+        }
+        ends.into_iter().max().unwrap_or(0)
+    }
+
+    fn role(
+        &self,
+        program: &Program,
+        launch: std::ops::Range<usize>,
+        works: &[RoleWork],
+        r: usize,
+        most: [u32; 4],
+    ) -> u64 {
+        let (role, work) = (&program.roles[r], &works[r]);
+        if role.tasks == 0 {
+            return 0;
+        }
+        let sms = self.compiled.times.sms;
+        let ctas = |r: usize| match program.roles[r].ctas {
+            // One after the other, however many CTAs work on each.
+            _ if program.roles[r].collective => 1,
+            CtaCount::FromSplit => most[kind_index(program.roles[r].kind)],
+            CtaCount::Fixed(n) => n,
+            CtaCount::AllBut(_) => sms,
+        };
+        // CTAs that may recycle into the role, directly or through others, count as its own.
+        let mut own = ctas(r);
+        let mut into = vec![r];
+        let mut next = 0;
+        while next < into.len() {
+            for other in launch.clone() {
+                if program.roles[other].recycle as usize == into[next] && !into.contains(&other) {
+                    own += ctas(other);
+                    into.push(other);
+                }
+            }
+            next += 1;
+        }
+        let own = own.min(sms);
+        let (held, powered) = if into.len() > 1 {
+            let workers =
+                u128::from(own.max(1)) * u128::from(into.iter().map(|&r| program.roles[r].lanes).max().unwrap_or(1));
+            (work.held_sum.div_ceil(workers) as u64, work.powered_sum.div_ceil(workers) as u64)
+        } else {
+            (work.held[own as usize], work.powered[own as usize])
+        };
+        held.max(self.droop(powered, work.flops))
+    }
+
+    /// Time in which the chip's power lets `flops` be done by workers of which one needs `powered` at full speed.
+    fn droop(&self, powered: u64, flops: u128) -> u64 {
+        let (capacity, base) = self.compiled.capacities[ResourceKind::Chip.index(self.compiled.times.rails) as usize];
+        if flops == 0 || powered >= UNREACHABLE {
+            return powered;
+        }
+        ((u128::from(base) * u128::from(powered) + flops * PS_PER_S) / u128::from(capacity.max(1))) as u64
+    }
+}
+
+/// Longer than any run: work without workers.
+const UNREACHABLE: u64 = u64::MAX / 4;
+
+impl RoleWork {
+    fn of(compiled: &Compiled, program: &Program, r: usize) -> Self {
+        let role = &program.roles[r];
+        let tasks = &program.tasks[role.first as usize..(role.first + role.tasks) as usize];
+        // By cost record: time held, time in flows that need power, FLOP.
+        let by_cost: Vec<(u64, u64, u128)> = compiled
+            .costs
+            .iter()
+            .map(|record| {
+                let form = &record.forms[Form::Whole as usize];
+                let main = form.fixed + form.step * u64::from(record.steps) + role.block_ps;
+                let waits_for_store = record.work == Work::Tile && record.drain != Drain::Overlap;
+                let stored = if waits_for_store { form.out.work } else { 0 };
+                let power = power_of(compiled, form.main);
+                let powered = if power > 0 { main } else { 0 };
+                (main + stored, powered, u128::from(power) * u128::from(powered) / PS_PER_S)
+            })
+            .collect();
+        let column = |pick: fn(&(u64, u64, u128)) -> u64| -> Vec<u64> {
+            tasks.iter().map(|t| pick(&by_cost[usize::from(t.cost)])).collect()
+        };
+        let (held, powered) = (column(|cost| cost.0), column(|cost| cost.1));
+        let sum = |times: &[u64]| times.iter().map(|&t| u128::from(t)).sum();
+        Self {
+            held_sum: sum(&held),
+            powered_sum: sum(&powered),
+            flops: tasks.iter().map(|t| by_cost[usize::from(t.cost)].2).sum(),
+            held: busiest(&held, role.claim, role.lanes, compiled.times.sms),
+            powered: busiest(&powered, role.claim, role.lanes, compiled.times.sms),
+        }
+    }
+}
+
+/// FLOP/s that flows of a class take from the power of their own chip.
+fn power_of(compiled: &Compiled, class: u32) -> u64 {
+    if class == NONE {
+        return 0;
+    }
+    let demands = compiled.classes[class as usize].iter();
+    demands.filter(|(_, kind, _)| *kind == ResourceKind::Chip).map(|&(_, _, rate)| rate).sum()
+}
+
+/// Time of the busiest worker by number of CTAs, from 0 to `sms`.
+fn busiest(times: &[u64], claim: Claim, lanes: u32, sms: u32) -> Vec<u64> {
+    let total: u128 = times.iter().map(|&t| u128::from(t)).sum();
+    let longest = times.iter().copied().max().unwrap_or(0);
+    let uniform = times.iter().all(|&t| t == longest);
+    let with = |ctas: u32| {
+        if ctas == 0 {
+            return if times.is_empty() { 0 } else { UNREACHABLE };
+        }
+        let workers = (ctas * lanes) as usize;
+        match claim {
+            _ if uniform => times.len().div_ceil(workers) as u64 * longest,
+            Claim::Strided => {
+                let one = |i| times.iter().skip(i).step_by(workers).sum::<u64>();
+                (0..workers.min(times.len())).map(one).max().unwrap_or(0)
+            }
+            Claim::Ticket | Claim::Ready { .. } => (total.div_ceil(workers as u128) as u64).max(longest),
+        }
+    };
+    (0..=sms).map(with).collect()
+}
+
+/// The largest, over all ranks and resources, of what all tasks take from it over its capacity.
+fn resources(compiled: &Compiled) -> u64 {
+    let per_rank = ResourceKind::count(compiled.times.rails) as usize;
+    let work: Vec<Vec<u128>> = compiled.programs.iter().map(|program| work_by_class(compiled, program)).collect();
+    let mut loads = vec![0_u128; compiled.ranks.len() * per_rank];
+    for (&rank, &program) in compiled.ranks.iter().zip(&compiled.program_of) {
+        for (class, &work) in compiled.classes.iter().zip(&work[program as usize]).filter(|(_, work)| **work > 0) {
+            for &(offset, kind, rate) in class {
+                let target = compiled.folded.number(compiled.folded.at(rank, offset));
+                loads[target * per_rank + kind.index(compiled.times.rails) as usize] += u128::from(rate) * work;
+            }
+        }
+    }
+    let times = loads.iter().enumerate().map(|(i, load)| load / u128::from(compiled.capacities[i % per_rank].0.max(1)));
+    times.max().unwrap_or(0) as u64
+}
+
+/// Picoseconds at full speed of all flows of each class.
+fn work_by_class(compiled: &Compiled, program: &Program) -> Vec<u128> {
+    let mut work = vec![0_u128; compiled.classes.len()];
+    let mut add = |class: u32, ps: u64| {
+        if class != NONE {
+            work[class as usize] += u128::from(ps);
+        }
+    };
+    for task in &program.tasks {
+        let record = &compiled.costs[usize::from(task.cost)];
+        let form = &record.forms[Form::Whole as usize];
+        add(form.main, form.fixed + form.step * u64::from(record.steps));
+        add(form.out.class, form.out.work);
+    }
+    for put in &program.puts {
+        add(put.flow.class, put.flow.work);
+    }
+    work
+}
+
+/// The busiest thread of all proxies.
+///
+/// Before the last message of a queue starts, all commands of the queue were taken and posted, and as many completions
+/// handled as commands exceed the cap in flight. Every immediate that raises a flag which somebody waits for is handled
+/// before the run ends.
+fn proxies(compiled: &Compiled) -> u64 {
+    let times = &compiled.times;
+    let threads = times.threads.max(1) as usize;
+    let mut busy = vec![0_u64; compiled.ranks.len() * threads];
+    for (number, (&rank, &program)) in compiled.ranks.iter().zip(&compiled.program_of).enumerate() {
+        let puts = &compiled.programs[program as usize].puts;
+        let mut commands: Vec<u64> = vec![0; puts.iter().map(|put| usize::from(put.queue) + 1).max().unwrap_or(0)];
+        for put in puts {
+            commands[usize::from(put.queue)] += 1;
+            let target = compiled.folded.number(compiled.folded.at(rank, Offset { dn: put.dn, dg: put.dg }));
+            let level = compiled.programs[compiled.program_of[target] as usize].countdown[put.arrived as usize];
+            if put.publish == PublishC::Proxy && !compiled.stale_arrivals && level != 0 && level != UNWATCHED {
+                busy[target * threads + usize::from(put.queue) % threads] += times.completion;
+            }
+        }
+        for (queue, commands) in commands.into_iter().enumerate() {
+            let completions = commands.saturating_sub(u64::from(times.in_flight));
+            busy[number * threads + queue % threads] += commands * times.post + completions * times.completion;
+        }
+    }
+    busy.into_iter().max().unwrap_or(0)
+}
+
+/// Position of a role in [`RoleKind::ALL`].
+pub(crate) fn kind_index(kind: RoleKind) -> usize {
+    RoleKind::ALL.iter().position(|&k| k == kind).unwrap_or(0)
+}

@@ -1,0 +1,121 @@
+//! No split beats its lower bound, the bounds are tight where one thing decides, and the search finds the optimum.
+
+use crate::support::*;
+use tilewire_kernels::schedule::{At, Claim, CtaCount, Drain};
+use tilewire_kernels::{Fabric, RoleKind, RoleSplit, Schedule};
+use tilewire_sim::bound::LowerBound;
+use tilewire_sim::compile::Form;
+use tilewire_sim::tune::{TuneConfig, tune};
+use tilewire_sim::{Config, Machine, Protocol, Simulation};
+
+fn counts(split: &RoleSplit) -> [u32; 4] {
+    RoleKind::ALL.map(|kind| split.get(kind))
+}
+
+/// A split that gives every role of the schedule a CTA, and no other; the larger counts are as likely as the smaller.
+fn random_split(schedule: &Schedule, random: &mut Random) -> RoleSplit {
+    let mut split = RoleSplit::default();
+    let mut left: u32 = 132;
+    for role in schedule.launches.iter().flat_map(|launch| &launch.roles) {
+        if role.ctas == CtaCount::FromSplit && split.get(role.kind) == 0 {
+            // One for each of the three roles that may follow.
+            let most = u64::from(left.saturating_sub(3).max(1));
+            let ctas = most.min(1 << random.within(0, 7)).min(random.within(1, most)) as u32;
+            split.set(role.kind, ctas);
+            left -= ctas;
+        }
+    }
+    split
+}
+
+/// Machines on which one thing after the other decides.
+fn machines() -> Vec<Machine> {
+    let of = |name: &str, changes: &[(&str, f64)]| with(shipped_machine(name), changes);
+    vec![
+        of("h200-efa", &[]),
+        of("h200-cx7", &[("gpu.droop_knee_tflops", 20.0), ("gpu.droop_static_tflops", 60.0)]),
+        of("h200-efa", &[("gpu.hbm_gbs", 60.0), ("nvlink.egress_gbs", 20.0)]),
+        of("h200-efa", &[("proxy.post_ns", 9000.0), ("proxy.completion_ns", 7000.0), ("proxy.in_flight", 2.0)]),
+        of("h200-cx7", &[("nic.rail_gbs", 2.0), ("nvlink.ingress_gbs", 20.0), ("proxy.completion_ns", 20_000.0)]),
+        of("h200-efa", &[("noise.clock_sigma", 0.2), ("noise.flag_sigma", 0.5), ("gpu.droop_knee_tflops", 20.0)]),
+    ]
+}
+
+fn configs() -> [Config; 4] {
+    let protocol = Protocol::Published { stale_arrivals: true, isolated: false, launches: 8 };
+    [Config::default(), full(), Config { protocol, ..full() }, Config { noise_seed: Some(3), ..full() }]
+}
+
+#[test]
+fn no_split_beats_its_lower_bound() {
+    let mut random = Random(7);
+    for machine in machines() {
+        for (nodes, gpus) in [(1, 2), (2, 2), (2, 1)] {
+            for case in SETS.into_iter().flat_map(|set| kernels(set, cluster(nodes, gpus), machine.fabric, 1)) {
+                for config in configs() {
+                    let simulation = Simulation::new(&case.schedule, &machine, &config).expect("compiles");
+                    let bound = LowerBound::new(&simulation);
+                    for _ in 0..4 {
+                        let split = random_split(&case.schedule, &mut random);
+                        let end = simulation.run(&split, Form::Whole, false).expect("runs").end;
+                        let least = bound.at_most(counts(&split));
+                        assert!(end >= least, "{} {split} {config:?}: {end} ps beats {least} ps", case.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The bound of a split, and how much longer the simulation takes.
+fn excess(schedule: &Schedule, machine: &Machine, split: RoleSplit) -> f64 {
+    let simulation = Simulation::new(schedule, machine, &full()).expect("compiles");
+    let end = simulation.run(&split, Form::Whole, false).expect("runs").end;
+    end as f64 / LowerBound::new(&simulation).at_most(counts(&split)) as f64 - 1.0
+}
+
+#[test]
+fn bounds_are_tight_where_one_thing_decides() {
+    // Tiles of 10.2 us and 10^7 FLOP. At 100 CTAs they ask for 98 TFLOPS of power, and get (40 + 60) / (98 + 60).
+    let droop = [("gpu.droop_knee_tflops", 40.0), ("gpu.droop_static_tflops", 60.0)];
+    let machine = with(round_machine(Fabric::IbRc), &droop);
+    let tiles =
+        |count| Toy::node(1, vec![compute()]).tasks(move |_, _, _| vec![tile(10, At::ME, Drain::Overlap); count]);
+    for (ctas, count) in [(100, 10_000), (7, 700), (132, 13_200), (100, 10_001)] {
+        let excess = excess(&tiles(count), &machine, split(ctas, 0, 0, 0));
+        assert!((0.0..0.01).contains(&excess), "{count} tiles on {ctas} CTAs: {excess}");
+    }
+    // A thread that needs 0.8 us to post each of 1,000 small puts and 0.4 us for each completion.
+    let puts = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)]).symmetric();
+    let puts = Toy { slots: 1000, ..puts }
+        .tasks(|_, _, _| (0..1000).map(|i| put(8, 1, 0, publish(Fabric::IbRc), i, None)).collect());
+    let proxy = with(round_machine(Fabric::IbRc), &[("proxy.in_flight", 20.0), ("proxy.push_ns", 100.0)]);
+    let excess = excess(&puts, &proxy, split(0, 0, 1, 0));
+    assert!((0.0..0.05).contains(&excess), "{excess}");
+}
+
+#[test]
+fn the_search_finds_what_trying_all_splits_finds() {
+    let machine = with(shipped_machine("h200-efa"), &[("gpu.sms", 24.0)]);
+    for case in SETS.into_iter().flat_map(|set| kernels(set, cluster(2, 1), machine.fabric, 1)) {
+        let roles = case.split(1);
+        if counts(&roles).iter().sum::<u32>() > 3 {
+            continue;
+        }
+        let simulation = Simulation::new(&case.schedule, &machine, &full()).expect("compiles");
+        let tuned = tune(&simulation, &[], &TuneConfig::EXHAUSTIVE, &|_| ()).expect("a split");
+        let range = |role: RoleKind| if roles.get(role) > 0 { 1..=24_u32 } else { 0..=0 };
+        let mut best = u64::MAX;
+        for compute in range(RoleKind::Compute) {
+            for intra_comm in range(RoleKind::IntraComm) {
+                for inter_send in range(RoleKind::InterSend) {
+                    for inter_reduce in range(RoleKind::InterReduce) {
+                        let split = RoleSplit { compute, intra_comm, inter_send, inter_reduce };
+                        best = best.min(simulation.time_ps(&split).unwrap_or(u64::MAX));
+                    }
+                }
+            }
+        }
+        assert_eq!((tuned.time_ps, tuned.lower_bound_ps), (best, best), "{}", case.name);
+    }
+}
