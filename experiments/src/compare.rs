@@ -76,14 +76,15 @@ impl Joined {
 
     /// Bulk-synchronous over fused, measured and predicted: the best compute phase, then the best communication phase.
     pub fn fused_gain(&self) -> (f64, f64) {
-        let least = |of: fn(&Pair) -> f64| self.pairs.iter().map(of).fold(f64::INFINITY, f64::min);
+        let least = |of: fn(&Pair) -> f64| self.pairs.iter().map(of).fold(f64::NAN, f64::min);
         let measured = least(|p| p.phases[1].0) + least(|p| p.phases[2].0);
         let predicted = least(|p| p.phases[1].1) + least(|p| p.phases[2].1);
         (measured / self.best(0).phases[0].0 - 1.0, predicted / self.best(1).phases[0].1 - 1.0)
     }
 
     fn errors(&self, phase: usize) -> Vec<f64> {
-        self.pairs.iter().map(|pair| error(pair.phases[phase])).collect()
+        // Phases are not measured with a GPU per rank.
+        self.pairs.iter().map(|pair| pair.phases[phase]).filter(|times| times.0.is_finite()).map(error).collect()
     }
 }
 
@@ -147,7 +148,7 @@ fn rows<F: AsRef<Path>>(files: &[F]) -> Result<(Vec<MeasuredRow>, usize), Experi
                 let problem = format!("{name} \"{b}\", but \"{a}\" at {from}; compare rows that were measured alike");
                 return Err(ExperimentError::refused(place, problem));
             }
-            if row.is_ok() && PHASES.iter().all(|phase| row.number(phase).is_some_and(|time| time > 0.0)) {
+            if row.is_ok() && row.number(PHASES[0]).is_some_and(|time| time > 0.0) {
                 rows.push(row);
             } else {
                 left_out += 1;
@@ -198,7 +199,7 @@ pub fn join(rows: Vec<MeasuredRow>, source: &Source) -> Result<Vec<Joined>, Expe
                 }
                 let p = &answer.prediction;
                 let predicted = [p.time_us, p.compute_only_us, p.comm_only_us];
-                let phases = std::array::from_fn(|i| (row.number(PHASES[i]).expect("rows have times"), predicted[i]));
+                let phases = std::array::from_fn(|i| (row.number(PHASES[i]).unwrap_or(f64::NAN), predicted[i]));
                 Ok(Pair { row, answer, phases })
             })
             .collect::<Result<Vec<_>, ExperimentError>>()?;
@@ -243,7 +244,8 @@ fn pairs_csv(joined: &[Joined]) -> Vec<Vec<String>> {
     for pair in joined.iter().flat_map(|j| &j.pairs) {
         let mut fields: Vec<String> = row::columns().iter().map(|name| pair.row.text(name).to_owned()).collect();
         for (measured, predicted) in pair.phases {
-            fields.extend([format!("{predicted:.3}"), format!("{:.4}", predicted / measured)]);
+            let ratio = if measured.is_finite() { format!("{:.4}", predicted / measured) } else { String::new() };
+            fields.extend([format!("{predicted:.3}"), ratio]);
         }
         let bound: String = pair.answer.prediction.bound_by.clone().into();
         fields.extend([format!("{:.3}", pair.answer.prediction.overlap), bound]);

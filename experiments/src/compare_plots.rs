@@ -67,7 +67,11 @@ fn phases(joined: &[Joined]) -> ScatterPlot {
             name: name.into(),
             color,
             hollow: true,
-            points: joined.iter().flat_map(|j| j.pairs.iter().map(move |pair| pair.phases[phase])).collect(),
+            points: joined
+                .iter()
+                .flat_map(|j| j.pairs.iter().map(move |pair| pair.phases[phase]))
+                .filter(|times| times.0.is_finite())
+                .collect(),
         });
     scatter(joined, "its phases alone", "time of a phase", series.to_vec())
 }
@@ -114,6 +118,7 @@ fn against(j: &Joined, role: RoleKind) -> LinePlot {
                 let quartile = |name| pair.row.number(name).filter(|_| phase == 0).unwrap_or(time);
                 (f64::from(n), time, quartile("time_q1_us"), quartile("time_q3_us"))
             })
+            .filter(|dot| dot.1.is_finite())
             .collect();
         series
     };

@@ -1,4 +1,4 @@
-//! `measure`: the points of an experiment on the GPU of this machine.
+//! `measure`: the points of an experiment on the GPUs of this machine.
 //!
 //! Points come in an order whose every prefix covers kernels, shapes and splits evenly; rows are kept as they end, and a
 //! run that was stopped goes on from them.
@@ -19,11 +19,11 @@ use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use tilewire_hw::cluster::ClusterRunner;
 use tilewire_hw::device::HwError;
-use tilewire_hw::gpu::Gpu;
-use tilewire_hw::launch::Runner;
-use tilewire_hw::lower::{Mode, Program, lower};
-use tilewire_hw::measure::{Inputs, Load, compare_samples, inputs, time};
+use tilewire_hw::gpu::Gpus;
+use tilewire_hw::lower::{Mode, Program, lower, lower_cluster};
+use tilewire_hw::measure::{Inputs, Load, inputs, time};
 use tilewire_hw::reduced::{Part, reduced};
 use tilewire_kernels::check::{Severity, check};
 use tilewire_kernels::schedule::BufferUse;
@@ -41,7 +41,8 @@ const MAX_INPUT_BYTES: u64 = 64 << 30;
 struct Job {
     schedule: Schedule,
     spec: Spec,
-    program: Program,
+    /// A GPU each.
+    programs: Vec<Program>,
     inputs: Inputs,
     splits: Vec<RoleSplit>,
     /// Hazards, or that nobody looked.
@@ -102,9 +103,10 @@ pub fn execute(
     let begin = Instant::now();
     experiment.groups.iter().try_for_each(measurable)?;
     let cache = options.cache.clone().unwrap_or_else(default_cache);
-    let gpu = Gpu::open(&cache).map_err(ExperimentError::NoHardware)?;
+    let count = gpus(experiment)?;
+    let gpu = Gpus::open(&cache, count).map_err(ExperimentError::NoHardware)?;
     let setting = Setting { facts: gpu.facts.clone(), date: row::today() };
-    let jobs = jobs(experiment, gpu.device.sms, options.unchecked)?;
+    let jobs = jobs(experiment, gpu.sms(), options.unchecked)?;
     let points = order(experiment, &jobs);
     let file = root.join("rows.csv");
     let known = if file.exists() { resumed(&file, &setting, experiment)? } else { Vec::new() };
@@ -119,9 +121,9 @@ pub fn execute(
 fn measurable(group: &Group) -> Result<(), ExperimentError> {
     let case = &group.case;
     let refuse = |problem: String| Err(ExperimentError::refused(case.to_string(), problem));
-    if case.mode() != "mirror" {
+    if mode(group) == Mode::Cluster && case.target.cluster.nodes > 1 {
         return refuse(format!(
-            "a GPU per rank is not driven yet; allowed: one GPU that stands for all, as in {}-h200-1gpu",
+            "several nodes with a GPU per rank are not driven yet; allowed: one node, or one GPU that stands for all, as in {}-h200-1gpu",
             case.target.cluster
         ));
     }
@@ -132,6 +134,25 @@ fn measurable(group: &Group) -> Result<(), ExperimentError> {
         return refuse("noise = true, allowed: false; a card brings its own".into());
     }
     Ok(())
+}
+
+/// How ranks lie on GPUs.
+fn mode(group: &Group) -> Mode {
+    if group.case.mode() == "mirror" { Mode::Mirror } else { Mode::Cluster }
+}
+
+/// GPUs that an experiment takes.
+fn gpus(experiment: &Experiment) -> Result<usize, ExperimentError> {
+    let of = |group: &Group| if mode(group) == Mode::Mirror { 1 } else { group.case.target.cluster.ranks() };
+    let mut counts = experiment.groups.iter().map(|group| (of(group), group));
+    let first = counts.next().map_or(1, |(count, _)| count);
+    match counts.find(|&(count, _)| count != first) {
+        Some((count, group)) => {
+            let problem = format!("takes {count} GPUs, the points before it {first}; an experiment takes one number");
+            Err(ExperimentError::refused(group.case.to_string(), problem))
+        }
+        None => Ok(first),
+    }
 }
 
 fn default_cache() -> PathBuf {
@@ -155,9 +176,13 @@ fn jobs(experiment: &Experiment, on_card: u32, unchecked: bool) -> Result<Vec<Jo
         let hazards = hazards(group, &schedule, unchecked)?;
         let splits = splits(group)?;
         let at = |source| ExperimentError::Hardware { case: case.to_string(), source };
-        let program = lower(&schedule, Mode::Mirror, &splits[0], on_card).map_err(at)?;
+        let programs = match mode(group) {
+            Mode::Cluster => lower_cluster(&schedule, &splits[0], on_card),
+            mode => lower(&schedule, mode, &splits[0], on_card).map(|program| vec![program]),
+        }
+        .map_err(at)?;
         for split in &splits {
-            program.clone().apply_split(&schedule, split, on_card).map_err(at)?;
+            programs[0].clone().apply_split(&schedule, split, on_card).map_err(at)?;
         }
         let spec = case.spec();
         let bytes = schedule.buffers.iter().filter(|b| b.usage == BufferUse::Input).map(|b| b.bytes).sum::<u64>();
@@ -167,9 +192,9 @@ fn jobs(experiment: &Experiment, on_card: u32, unchecked: bool) -> Result<Vec<Jo
                 format!("about {} GiB of inputs, allowed: {}; split the experiment", all >> 30, MAX_INPUT_BYTES >> 30);
             return Err(ExperimentError::refused(case.to_string(), problem));
         }
-        let inputs = inputs(&schedule, case.kernel, &spec, Mode::Mirror, case.seed);
+        let inputs = inputs(&schedule, case.kernel, &spec, mode(group), case.seed);
         bar.inc(1);
-        Ok(Job { schedule, spec, program, inputs, splits, hazards })
+        Ok(Job { schedule, spec, programs, inputs, splits, hazards })
     };
     let jobs: Vec<Result<Job, ExperimentError>> = experiment.groups.par_iter().map(job).collect();
     bar.finish_and_clear();
@@ -273,7 +298,7 @@ fn output(experiment: &Experiment, source: &Source, root: &Path) -> Result<Outpu
 #[expect(clippy::too_many_arguments, reason = "one call, all of it what a run needs")]
 fn measure(
     experiment: &Experiment,
-    gpu: &Gpu,
+    gpu: &Gpus,
     jobs: &[Job],
     points: &[(usize, usize)],
     known: &[MeasuredRow],
@@ -294,7 +319,7 @@ fn measure(
     }
     progress::catch_interrupt();
     let bar = progress::bar(points.len() as u64, "measuring");
-    let mut runners: Vec<Option<Runner<'_>>> = jobs.iter().map(|_| None).collect();
+    let mut runners: Vec<Option<ClusterRunner<'_>>> = jobs.iter().map(|_| None).collect();
     let mut longest_s = 0.0_f64;
     for &(g, s) in points {
         let (job, case) = (&jobs[g], &experiment.groups[g].case);
@@ -328,24 +353,24 @@ fn measure(
 }
 
 fn measure_point<'a>(
-    gpu: &'a Gpu,
+    gpu: &'a Gpus,
     job: &'a Job,
     kernel: &dyn tilewire_kernels::Kernel,
     split: &RoleSplit,
-    slot: &mut Option<Runner<'a>>,
+    slot: &mut Option<ClusterRunner<'a>>,
     clock: Clock,
 ) -> Result<Measured, HwError> {
-    let mut program = job.program.clone();
-    program.apply_split(&job.schedule, split, gpu.device.sms)?;
+    let mut programs = job.programs.clone();
+    programs.iter_mut().try_for_each(|program| program.apply_split(&job.schedule, split, gpu.sms()))?;
     let runner = match slot {
         Some(runner) => {
-            runner.replace(program.clone())?;
-            job.inputs.poison(runner)?;
+            runner.replace(programs.clone())?;
+            runner.poison(&job.inputs)?;
             runner
         }
         None => {
-            let runner = slot.insert(gpu.runner(&job.schedule, program.clone())?);
-            job.inputs.load(runner)?;
+            let runner = slot.insert(gpu.runner(&job.schedule, programs.clone())?);
+            runner.load(&job.inputs)?;
             runner
         }
     };
@@ -354,10 +379,12 @@ fn measure_point<'a>(
         Clock::Cold => Load::Cold,
     };
     let whole = time(runner, load, REPEATS)?;
-    let compared = compare_samples(runner, &job.schedule, kernel, &job.spec, &job.inputs, SAMPLES)?;
+    let compared = runner.compare_samples(kernel, &job.spec, &job.inputs, SAMPLES)?;
     let mut part = |part| {
-        runner.replace(reduced(&program, part))?;
-        Ok::<_, HwError>(Reading::new(&time(runner, load, REPEATS / 3)?.runs))
+        // With a GPU per rank the parts of a program still write to peers: not what the simulator means by them.
+        let [program] = &programs[..] else { return Ok(None) };
+        runner.replace(vec![reduced(program, part)])?;
+        Ok::<_, HwError>(Some(Reading::new(&time(runner, load, REPEATS / 3)?.runs)))
     };
     Ok(Measured {
         whole: Reading::new(&whole.runs),
@@ -366,7 +393,7 @@ fn measure_point<'a>(
         warm_up: whole.warm_up,
         repeats: whole.runs.len(),
         useful_flops: job.schedule.useful_flops,
-        put_bytes: program.puts.iter().flatten().map(|put| put.bytes).sum(),
+        put_bytes: programs[0].puts.iter().flatten().map(|put| put.bytes).sum(),
         outputs: compared.map(|compared| (compared.elements, compared.wrong, compared.worst)),
     })
 }

@@ -101,10 +101,10 @@ impl Reading {
 pub struct Measured {
     /// The whole schedule.
     pub whole: Reading,
-    /// Its compute alone.
-    pub compute: Reading,
-    /// Its communication alone.
-    pub comm: Reading,
+    /// Its compute alone; none with a GPU per rank.
+    pub compute: Option<Reading>,
+    /// Its communication alone; likewise.
+    pub comm: Option<Reading>,
     /// Runs before the timed ones.
     pub warm_up: usize,
     /// Timed runs.
@@ -174,7 +174,7 @@ pub fn fields(
         Err(message) => put("status", message.replace('\n', " ")),
         Ok(m) => {
             put("status", "ok".into());
-            let [time, compute, comm] = [m.whole, m.compute, m.comm].map(|reading| reading.time_us);
+            let time = m.whole.time_us;
             let wire = m.put_bytes as f64 / time * 1e-3;
             let logical = if nodes > 1 { f64::from(nodes) / (f64::from(nodes) - 1.0) } else { 0.0 };
             for (name, value) in [
@@ -184,17 +184,24 @@ pub fn fields(
                 ("span_us", m.whole.span_us),
                 ("sm_mhz", m.whole.sm_mhz),
                 ("tflops_per_gpu", m.useful_flops as f64 / time * 1e-6),
-                ("compute_only_us", compute),
-                ("compute_only_span_us", m.compute.span_us),
-                ("compute_only_mhz", m.compute.sm_mhz),
-                ("comm_only_us", comm),
-                ("comm_only_span_us", m.comm.span_us),
-                ("overlap", (compute + comm - time) / compute.min(comm)),
-                ("exposed_comm_us", time - compute),
                 ("wire_gbs", wire),
                 ("logical_gbs", wire * logical),
             ] {
                 put(name, format!("{value:.3}"));
+            }
+            if let (Some(compute), Some(comm)) = (m.compute, m.comm) {
+                let (compute_us, comm_us) = (compute.time_us, comm.time_us);
+                for (name, value) in [
+                    ("compute_only_us", compute_us),
+                    ("compute_only_span_us", compute.span_us),
+                    ("compute_only_mhz", compute.sm_mhz),
+                    ("comm_only_us", comm_us),
+                    ("comm_only_span_us", comm.span_us),
+                    ("overlap", (compute_us + comm_us - time) / compute_us.min(comm_us)),
+                    ("exposed_comm_us", time - compute_us),
+                ] {
+                    put(name, format!("{value:.3}"));
+                }
             }
             put("warm_up", m.warm_up.to_string());
             put("repeats", m.repeats.to_string());

@@ -1,20 +1,20 @@
 //! Checks values and measures times of the GEMM family on all GPUs of this host, a rank each, peers over NVLink.
 //!
 //! `cluster check CUBIN` runs small shapes against the reference; `cluster stuck CUBIN` shows what the watchdogs say of a
-//! lost signal; `cluster sweep CUBIN OUT.csv BUDGET_S` times shapes over splits, correctness in the same run.
+//! lost signal; `cluster one CUBIN KERNEL M N K COMPUTE INTRA REDUCE [OPTION=VALUE]... [, NEXT POINT]` times points;
+//! `cluster sweep CUBIN OUT.csv BUDGET_S` times shapes over splits, correctness in the same run.
 
 use std::fmt::Write as _;
 use std::time::Instant;
 use tilewire_hw::cluster::{ClusterRunner, Seat};
-use tilewire_hw::device::{self, HwError};
+use tilewire_hw::device::{self, Device, HwError};
 use tilewire_hw::lower::{Mode, lower_cluster};
 use tilewire_hw::measure::{inputs, spread};
 use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel, schedule_hash};
 
-type Options = &'static [(&'static str, &'static str)];
-type Case = (&'static str, [u64; 3], Options);
+type Case<'a> = (&'a str, [u64; 3], &'a [(&'a str, &'a str)]);
 
-fn spec(&(name, [m, n, k], options): &Case, ranks: u16) -> Spec {
+fn spec(&(name, [m, n, k], options): &Case<'_>, ranks: u16) -> Spec {
     let problem = Problem::Gemm { m, n, k };
     let cluster = Cluster { nodes: 1, gpus_per_node: ranks };
     let mut set = kernel(name).expect("a kernel").options(OptionSet::Tilewire, &problem, cluster);
@@ -30,7 +30,7 @@ const fn split(compute: u32, intra_comm: u32, inter_reduce: u32) -> RoleSplit {
 }
 
 const WAIT: (&str, &str) = ("main_loop", "wait_each_step");
-const SMALL: [(Case, RoleSplit); 10] = [
+const SMALL: [(Case<'static>, RoleSplit); 10] = [
     (("gemm_rs", [1024, 1024, 256], &[]), split(100, 0, 16)),
     (("gemm_rs", [512, 1024, 128], &[("drain", "smem_read"), WAIT]), split(8, 0, 4)),
     (("gemm_rs", [2048, 2048, 512], &[("drain", "visible")]), split(120, 0, 12)),
@@ -102,10 +102,10 @@ const HEADER: &str = "kernel,cluster,m,n,k,options,compute,intra,send,reduce,mod
     schedule_hash\n";
 
 /// Shapes by weight of communication; the splits of each.
-fn points() -> Vec<(Case, Vec<RoleSplit>)> {
+fn points() -> Vec<(Case<'static>, Vec<RoleSplit>)> {
     let reduce = [2u32, 4, 6, 8, 12, 16, 24, 32, 48];
     let copy = [2u32, 4, 6, 8, 10, 12, 16, 24, 32];
-    let cases: [Case; 13] = [
+    let cases: [Case<'static>; 13] = [
         ("gemm_rs", [8192, 8192, 4096], &[]),
         ("ag_gemm", [8192, 4096, 8192], &[]),
         ("gemm_ar", [8192, 8192, 4096], &[]),
@@ -120,7 +120,7 @@ fn points() -> Vec<(Case, Vec<RoleSplit>)> {
         ("ag_gemm", [16384, 8192, 16384], &[]),
         ("gemm_ar", [16384, 16384, 8192], &[]),
     ];
-    let of = |case: Case| {
+    let of = |case: Case<'static>| {
         let splits = match case.0 {
             "gemm_rs" => reduce.iter().map(|&r| split(132 - r, 0, r)).collect(),
             _ => copy.iter().map(|&c| split(132 - c, c, 0)).collect(),
@@ -190,6 +190,30 @@ fn sweep(seats: &[Seat], cubin: &str, out: &str, budget_s: f64) -> Result<(), Bo
     Ok(())
 }
 
+/// One point: `KERNEL M N K COMPUTE INTRA REDUCE [OPTION=VALUE]...`.
+fn one(seats: &[Seat], words: &[&str]) -> Result<bool, Box<dyn std::error::Error>> {
+    let [name, numbers @ ..] = words else { return Err("no kernel".into()) };
+    let (numbers, options) =
+        numbers.split_at_checked(6).ok_or("KERNEL M N K COMPUTE INTRA REDUCE [OPTION=VALUE]...")?;
+    let numbers = numbers.iter().map(|text| text.parse()).collect::<Result<Vec<u64>, _>>()?;
+    let options =
+        options.iter().map(|text| text.split_once('=').ok_or("OPTION=VALUE")).collect::<Result<Vec<_>, _>>()?;
+    let case = (*name, [numbers[0], numbers[1], numbers[2]], &options[..]);
+    let split = split(numbers[3] as u32, numbers[4] as u32, numbers[5] as u32);
+    let spec = spec(&case, seats.len() as u16);
+    let kernel = kernel(name).ok_or("no such kernel")?;
+    let schedule = kernel.build(&spec)?;
+    let inputs = inputs(&schedule, kernel, &spec, Mode::Cluster, 1);
+    let mut runner = ClusterRunner::new(seats, &schedule, lower_cluster(&schedule, &split, seats[0].device.sms)?)?;
+    runner.load(&inputs)?;
+    let runs = runner.time(10, 21)?;
+    let compared = runner.compare_samples(kernel, &spec, &inputs, 32)?.unwrap_or_default();
+    let [q1, mid, q3] = spread(runs.iter().map(|run| run.time_us).collect());
+    let mhz = spread(runs.iter().map(|run| run.ranks[0].sm_mhz).collect())[1];
+    println!("{}: {mid:.1} us ({q1:.1} {q3:.1}), {mhz:.0} MHz, {} wrong", words.join(" "), compared.wrong);
+    Ok(compared.wrong == 0)
+}
+
 fn main() {
     match run() {
         Ok(true) => {}
@@ -205,14 +229,21 @@ fn run() -> Result<bool, Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (command, file) = match words[..] {
-        [command @ ("check" | "stuck" | "sweep"), file, ..] => (command, file),
-        _ => return Err("cluster check CUBIN | stuck CUBIN | sweep CUBIN OUT.csv BUDGET_S".into()),
+        [command @ ("check" | "stuck" | "sweep" | "one"), file, ..] => (command, file),
+        _ => return Err("cluster check CUBIN | stuck CUBIN | sweep CUBIN OUT.csv BUDGET_S | one CUBIN POINT...".into()),
     };
     let cubin = std::fs::read(file)?;
-    let seats = Seat::all(&cubin, 1)?;
+    let seats = Seat::first(Device::all()?.len(), &cubin, 1)?;
     println!("{} GPUs, driver {}", seats.len(), seats[0].device.driver_version()?);
     match (command, &words[2..]) {
         ("check", []) => Ok(check(&seats)),
+        ("one", points) => {
+            let mut ok = true;
+            for point in points.split(|word| *word == ",") {
+                ok &= one(&seats, point)?;
+            }
+            Ok(ok)
+        }
         ("stuck", []) => Ok(stuck(&seats)?),
         ("sweep", [out, budget_s]) => {
             let hash = blake3::hash(&cubin).to_hex();

@@ -1,4 +1,4 @@
-//! Several GPUs of one host, a rank each: one process, a thread per GPU.
+//! The GPUs of one host that share a schedule, a program each: one process, a thread per GPU.
 //!
 //! ```text
 //! every rank: fresh flags, then the barrier      outside the timed span
@@ -31,12 +31,16 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// All GPUs here, connected, each with the interpreter loaded and a proxy of `queues` queues.
+    /// The first `count` GPUs here, connected, each with the interpreter loaded and a proxy of `queues` queues.
     ///
     /// # Errors
-    /// As [`Device::all`], [`Device::connect`] and [`Proxy::new`].
-    pub fn all(cubin: &[u8], queues: u16) -> Result<Vec<Self>, HwError> {
-        let devices = Device::all()?;
+    /// [`HwError::TooFewGpus`], and as [`Device::all`], [`Device::connect`] and [`Proxy::new`].
+    pub fn first(count: usize, cubin: &[u8], queues: u16) -> Result<Vec<Self>, HwError> {
+        let mut devices = Device::all()?;
+        if devices.len() < count {
+            return Err(HwError::TooFewGpus { ranks: count, gpus: devices.len() });
+        }
+        devices.truncate(count);
         Device::connect(&devices)?;
         let seat = |device: Device| {
             let module = device.load(cubin)?;
@@ -55,6 +59,17 @@ pub struct ClusterTime {
     pub start_skew_us: f64,
     /// By rank number.
     pub ranks: Vec<RunTime>,
+}
+
+impl ClusterTime {
+    /// One time for all ranks: the longest span and the slowest clock of any.
+    pub fn slowest(&self) -> RunTime {
+        RunTime {
+            time_us: self.time_us,
+            span_us: self.ranks.iter().map(|rank| rank.span_us).fold(0.0, f64::max),
+            sm_mhz: self.ranks.iter().map(|rank| rank.sm_mhz).fold(f64::INFINITY, f64::min),
+        }
+    }
 }
 
 /// A schedule on several GPUs, ready to run again and again.
@@ -157,6 +172,25 @@ impl<'a> ClusterRunner<'a> {
         })
     }
 
+    /// Runs other programs of the same schedule from now on, by rank number.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn replace(&mut self, programs: Vec<Program>) -> Result<(), HwError> {
+        self.ranks.iter_mut().zip(programs).try_for_each(|(runner, program)| runner.replace(program))
+    }
+
+    /// Many runs. One GPU queues them behind each other; several meet before each of them.
+    ///
+    /// # Errors
+    /// As [`ClusterRunner::run`].
+    pub fn back_to_back(&mut self, count: usize) -> Result<Vec<RunTime>, HwError> {
+        if let [alone] = &mut self.ranks[..] {
+            return alone.back_to_back(count);
+        }
+        (0..count).map(|_| self.run().map(|time| time.slowest())).collect()
+    }
+
     /// Runs `warm_up` times, then `repeats` times; returns the latter.
     ///
     /// # Errors
@@ -166,6 +200,14 @@ impl<'a> ClusterRunner<'a> {
             self.run()?;
         }
         (0..repeats).map(|_| self.run()).collect()
+    }
+
+    /// Poisons the memory of all ranks that holds no inputs.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn poison(&self, inputs: &Inputs) -> Result<(), HwError> {
+        self.ranks.iter().try_for_each(|runner| inputs.poison(runner))
     }
 
     /// Poisons the memory of all ranks and writes the inputs.

@@ -1,10 +1,9 @@
-//! One GPU that is ready to run programs: opened, its device code compiled and loaded, its proxy proved.
+//! GPUs that are ready to run programs: opened and connected, device code compiled and loaded, proxies proved.
 
-use crate::device::{self, Device, HwError, Module};
-use crate::launch::Runner;
+use crate::cluster::{ClusterRunner, Seat};
+use crate::device::{self, HwError};
 use crate::lower::Program;
 use crate::probe::{self, Driver};
-use crate::proxy::Proxy;
 use std::fs;
 use std::path::Path;
 use tilewire_kernels::Schedule;
@@ -24,33 +23,27 @@ pub struct Facts {
     pub nvrtc: String,
     /// First 16 hexadecimal digits of the BLAKE3 of the machine code.
     pub cubin: String,
-    /// What carries puts, and how.
+    /// What carries bytes between ranks, and how.
     pub transport: String,
 }
 
-/// A GPU.
-pub struct Gpu {
-    /// Device.
-    pub device: Device,
-    /// Carries puts.
-    pub proxy: Proxy,
+/// GPUs of this host.
+pub struct Gpus {
+    seats: Vec<Seat>,
     /// What records say.
     pub facts: Facts,
-    module: Module,
 }
 
-impl Gpu {
-    /// Opens the first GPU. Machine code is kept in `cache`, by what it was compiled from.
+impl Gpus {
+    /// Opens the first `count` GPUs. Machine code is kept in `cache`, by what it was compiled from.
     ///
     /// # Errors
-    /// [`HwError`]; a machine without driver, GPU or compiler is one.
-    pub fn open(cache: &Path) -> Result<Self, HwError> {
-        let device = Device::open()?;
+    /// [`HwError`]; a machine without driver, compiler or so many GPUs is one.
+    pub fn open(cache: &Path, count: usize) -> Result<Self, HwError> {
         let (major, minor) = device::nvrtc_version()?;
         let nvrtc = format!("{major}.{minor}");
         let cubin = cubin(cache, &nvrtc)?;
-        let module = device.load(&cubin)?;
-        let proxy = Proxy::new(device, module, QUEUES)?;
+        let seats = Seat::first(count, &cubin, QUEUES)?;
         let (gpu, driver) = match probe::driver() {
             Driver::Present { cuda_version, module, gpus, .. } => (
                 gpus.first().map_or_else(String::new, |gpu| gpu.name.clone()),
@@ -63,17 +56,25 @@ impl Gpu {
             driver: driver.trim().to_owned(),
             nvrtc,
             cubin: blake3::hash(&cubin).to_hex()[..16].to_owned(),
-            transport: format!("loopback by {:?}", proxy.method).to_lowercase(),
+            transport: match &seats[..] {
+                [alone] => format!("loopback by {:?}", alone.proxy.method).to_lowercase(),
+                several => format!("peer access between {} GPUs", several.len()),
+            },
         };
-        Ok(Self { device, proxy, facts, module })
+        Ok(Self { seats, facts })
     }
 
-    /// A program with its memory.
+    /// SMs of each.
+    pub fn sms(&self) -> u32 {
+        self.seats[0].device.sms
+    }
+
+    /// Programs with their memory, a GPU for each.
     ///
     /// # Errors
-    /// As [`Runner::new`].
-    pub fn runner<'a>(&'a self, schedule: &'a Schedule, program: Program) -> Result<Runner<'a>, HwError> {
-        Runner::new(self.device, self.module, &self.proxy, schedule, program)
+    /// As [`ClusterRunner::new`].
+    pub fn runner<'a>(&'a self, schedule: &'a Schedule, programs: Vec<Program>) -> Result<ClusterRunner<'a>, HwError> {
+        ClusterRunner::new(&self.seats, schedule, programs)
     }
 }
 

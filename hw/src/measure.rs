@@ -4,6 +4,7 @@
 //! what task i of that rank reads of an input is what task i of (0, 0) reads. With these inputs the kernel's own
 //! reference says what (0, 0) must end with.
 
+use crate::cluster::ClusterRunner;
 use crate::device::HwError;
 use crate::launch::{MAX_BATCH, RunTime, Runner};
 use crate::lower::{Mode, Program};
@@ -315,11 +316,11 @@ const TIMED_MS: f64 = 400.0;
 /// Timed runs at least.
 const MIN_REPEATS: usize = 5;
 
-/// Times `repeats` runs that are queued behind each other, under `load`; fewer when they are long, or would warm the card.
+/// Times `repeats` runs, one right after the other, under `load`; fewer when they are long, or would warm the card.
 ///
 /// # Errors
-/// As [`Runner::run`].
-pub fn time(runner: &mut Runner<'_>, load: Load, repeats: usize) -> Result<Timed, HwError> {
+/// As [`ClusterRunner::run`].
+pub fn time(runner: &mut ClusterRunner<'_>, load: Load, repeats: usize) -> Result<Timed, HwError> {
     let total_ms = |runs: &[RunTime]| runs.iter().map(|run| run.time_us).sum::<f64>() * 1e-3;
     match load {
         Load::Sustained => {

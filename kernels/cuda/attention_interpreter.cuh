@@ -7,7 +7,7 @@
 //   warps of the consumers   attention tiles; before, after, or at once, the movers
 //   next warp                loader: claims tiles, waits, fetches Q, K and V
 //   next warp                storer: stores finished blocks, signals
-//   last warp                watchdog
+//   last warp                raises the flags of finished tasks; watchdog
 #pragma once
 #include "attention_tile.cuh"
 #include "moves.cuh"
@@ -35,8 +35,9 @@ struct AttentionInterpreter {
   static constexpr u32 kJoin = kOrderEmpty + kOrders * 8;  // the role with tiles is known
   static constexpr u32 kRole = kJoin + 8;
   static constexpr u32 kEndCount = kRole + 4;
+  using Signals = Signaller<(kEndCount + 4 + 15) / 16 * 16>;
   // Copies go through Q, K and V; what is staged of O may still be read.
-  using Moving = Moves<Consumers * 128, Tile::kO / kBoxBytes, 0, kEndCount + 4>;
+  using Moving = Moves<Consumers * 128, Tile::kO / kBoxBytes, 0, Signals::kEnd, Signals>;
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
   static constexpr float kScaleLog2 = 1.4426950408889634f * 0.08838834764831845f;  // log2(e) / sqrt(128)
@@ -49,6 +50,7 @@ struct AttentionInterpreter {
     }
     mbarrier_init(smem + kJoin, 1);
     store_shared(smem + kEndCount, 0);
+    Signals::init(smem);
     Moving::init(smem);
     mbarrier_init_fence();
   }
@@ -144,9 +146,7 @@ struct AttentionInterpreter {
       for (u32 c = 0; c < Consumers; ++c) mbarrier_arrive(smem + Tile::kOFree + c * 8);
       parity ^= 1;
       if (last) store_wait_visible<0>();
-      __threadfence();
-      signal(p, task);
-      stamp_end(p, index);
+      Signals::post(smem, p, index, task.signals, task.first_signal);
     }
   }
 
@@ -216,7 +216,7 @@ struct AttentionInterpreter {
       const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
       if (lane_id() == 0) {
         if (warp == 3) {
-          watchdog_run(smem + Tile::kFinished);
+          Signals::run(smem, p, Tile::kFinished);
         } else if (warp < 2) {
           if (warp == 0) {
             load(smem, p, maps);

@@ -6,7 +6,7 @@
 //   warps 0-7   two consumers: wgmma of the CTA's GEMM tasks; before, after, or at once, the movers
 //   warp 8      loader: claims GEMM tasks, waits, fetches operands
 //   warps 9-10  storers, one per consumer: output gate, stores, signals
-//   warp 11     watchdog
+//   warp 11     raises the flags of finished tasks; watchdog
 //
 // A CTA goes from role to role as the schedule says, through at most one with tiles: the loader and the storers learn
 // of it when the consumers come to it.
@@ -29,9 +29,10 @@ struct GemmInterpreter {
   static constexpr u32 kJoin = kEnds + kEndSlots * 4;  // the role with tiles is known
   static constexpr u32 kRole = kJoin + 8;
   static constexpr u32 kEndCount = kRole + 4;
+  using Signals = Signaller<(kEndCount + 4 + 15) / 16 * 16>;
   // Copies go through the operand stages, above an aliased output.
   using Moving = Moves<kConsumers * 128, kDeferred ? 12 : 8, kDeferred ? 0 : kConsumers * kChunksPerTile * kChunkBytes,
-                       kEndCount + 4>;
+                       Signals::kEnd, Signals>;
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
 
@@ -44,6 +45,7 @@ struct GemmInterpreter {
     for (u32 s = 0; s < kEndSlots; ++s) store_shared(smem + kEnds + s * 4, 0);
     mbarrier_init(smem + kJoin, 1);
     store_shared(smem + kEndCount, 0);
+    Signals::init(smem);
     Moving::init(smem);
     mbarrier_init_fence();
   }
@@ -150,11 +152,9 @@ struct GemmInterpreter {
       store_wait_visible<0>();
       if constexpr (DrainRule == Drain::Visible) mbarrier_arrive(smem + Tile::kDrained);
       if (task.signals > 0 || p.stamps != nullptr) {
-        __threadfence();
-        // The second of the two storers signals for both.
+        // The second of the two storers speaks for both.
         if (add_shared(smem + kEnds + turn % kEndSlots * 4, 1) & 1) {
-          signal(p, task);
-          stamp_end(p, index);
+          Signals::post(smem, p, index, task.signals, task.first_signal);
         }
       }
     }
@@ -266,7 +266,7 @@ struct GemmInterpreter {
       const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
       if (lane_id() == 0) {
         if (warp == 3) {
-          watchdog_run(smem + Tile::kFinished);
+          Signals::run(smem, p, Tile::kFinished);
         } else {
           if (warp == 0) {
             load(smem, p, maps);

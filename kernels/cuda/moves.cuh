@@ -8,8 +8,9 @@
 constexpr u32 kMoverBarrier = 5;
 constexpr u32 kBoxBytes = 16384;  // 128 rows of 64 elements: what a copy moves by one instruction
 
-// Copies pass through Slots slots of shared memory from Base on; words and barriers lie from Control on.
-template <u32 Threads, u32 Slots, u32 Base, u32 Control>
+// Copies pass through Slots slots of shared memory from Base on; words and barriers lie from Control on. Signals raises
+// the flags of finished tasks.
+template <u32 Threads, u32 Slots, u32 Base, u32 Control, class Signals>
 struct Moves {
   static_assert(Base % 1024 == 0 && Control % 8 == 0, "swizzled boxes, mbarriers");
   static constexpr u32 kFull = Control;
@@ -130,22 +131,21 @@ struct Moves {
     const u32 per_row = task.row_bytes / 16, per_block = per_row * task.rows, vectors = per_block * task.blocks;
     for (u32 at = thread; at < vectors; at += Threads * Unroll) {
       float sum[Unroll][8];
-      u64 row[Unroll], block[Unroll];
-      u32 column[Unroll];
+      u32 row[Unroll], block[Unroll], column[Unroll];
 #pragma unroll
       for (u32 u = 0; u < Unroll; ++u) {
         const u32 v = min(at + u * Threads, vectors - 1);
         block[u] = v / per_block;
-        const u32 rest = v - u32(block[u]) * per_block;
+        const u32 rest = v - block[u] * per_block;
         row[u] = rest / per_row;
-        column[u] = (rest - u32(row[u]) * per_row) * 16;
+        column[u] = (rest - row[u] * per_row) * 16;
       }
       for (u32 i = 0; i < task.inputs; ++i) {
         const Region& in = p.regions[task.first_region + i];
         const u8* base = reinterpret_cast<const u8*>(in.address);
         Vector16 x[Unroll];
 #pragma unroll
-        for (u32 u = 0; u < Unroll; ++u) x[u] = load16(base + block[u] * in.block_pitch + row[u] * in.row_pitch + column[u]);
+        for (u32 u = 0; u < Unroll; ++u) x[u] = load16(base + block[u] * in.block_pitch + u64(row[u]) * in.row_pitch + column[u]);
 #pragma unroll
         for (u32 u = 0; u < Unroll; ++u) {
 #pragma unroll
@@ -163,7 +163,7 @@ struct Moves {
           Vector16 y;
 #pragma unroll
           for (u32 j = 0; j < 4; ++j) y.x[j] = pack_bf16(sum[u][2 * j], sum[u][2 * j + 1]);
-          if (at + u * Threads < vectors) store16(base + block[u] * out.block_pitch + row[u] * out.row_pitch + column[u], y);
+          if (at + u * Threads < vectors) store16(base + block[u] * out.block_pitch + u64(row[u]) * out.row_pitch + column[u], y);
         }
       }
     }
@@ -192,9 +192,8 @@ struct Moves {
         stamp_start(p, index, waited_for, warp);
         if (task.op == kCopy) copy(smem, p, maps, task, warp * slots, slots);
         if (task.op == kPut) push_put(p, index);
-        signal(p, task);
         stamp_free(p, index);
-        stamp_end(p, index);
+        Signals::post(smem, p, index, task.signals, task.first_signal);
       }
       __syncwarp();
     }
@@ -203,7 +202,7 @@ struct Moves {
   static DEVICE void move_task(u32 smem, const Program& p, const Maps& maps, u32 index, u32 thread) {
     const Task task = p.tasks[index];
     if (task.op == kReduce) {
-      reduce<4>(p, task, thread);
+      reduce<Threads == 256 ? 6 : 4>(p, task, thread);
     } else if (task.op == kFill) {
       fill(p, task, thread);
     } else if (task.op == kGather) {
@@ -217,9 +216,8 @@ struct Moves {
     fence_global_to_async();  // sums may be read by the copy engine next
     named_barrier_sync(kMoverBarrier, Threads);
     if (thread == 0) {
-      signal(p, task);
       stamp_free(p, index);
-      stamp_end(p, index);
+      Signals::post(smem, p, index, task.signals, task.first_signal);
     }
   }
 

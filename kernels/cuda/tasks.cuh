@@ -88,24 +88,90 @@ DEVICE void stamp_end(const Program& p, u32 index) {
   if (p.stamps != nullptr) p.stamps[index].end = clock_cycles();
 }
 
-// One fence releases all flags of a task: a release per flag would wait for the one before it each time.
-DEVICE void signal(const Program& p, const Task& task) {
-  if (task.signals == 0) return;
-  if (p.peers) {
-    fence_system();
-  } else {
-    fence_gpu();
+// Raises the flags of finished tasks from a warp of its own. A fence waits until every write of the SM is acknowledged,
+// microseconds beside traffic over NVLink; who computes or moves does not stand still for it, and one fence serves all
+// tasks that have finished meanwhile. Shared words lie from Control on.
+template <u32 Control>
+struct Signaller {
+  static_assert(Control % 16 == 0, "a post is 16 bytes");
+  static constexpr u32 kSlots = 16;
+  static constexpr u32 kHead = Control + kSlots * 16;
+  static constexpr u32 kTail = kHead + 4;
+  static constexpr u32 kEnd = kHead + 8;
+
+  static DEVICE void init(u32 smem) {
+    for (u32 s = 0; s < kSlots; ++s) store_shared(smem + Control + s * 16, 0);
+    store_shared(smem + kHead, 0);
+    store_shared(smem + kTail, 0);
   }
-  for (u32 i = 0; i < task.signals; ++i) {
-    const Signal s = p.signals[task.first_signal + i];
-    u32* flag = reinterpret_cast<u32*>(s.address);
-    if (s.remote) {
-      flag_add_relaxed_system(flag, s.add);
-    } else {
-      flag_add_relaxed(flag, s.add);
+
+  // The task's writes are done: by this thread, or by others that met with it.
+  static DEVICE void post(u32 smem, const Program& p, u32 index, u32 signals, u32 first_signal) {
+    if (signals == 0) {
+      stamp_end(p, index);
+      return;
+    }
+    const u32 ticket = add_shared(smem + kHead, 1);
+    while (ticket - load_shared(smem + kTail) >= kSlots) {
+    }
+    const u32 at = smem + Control + ticket % kSlots * 16;
+    store_shared(at + 4, first_signal);
+    store_shared(at + 8, signals);
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(index + 1) : "memory");
+  }
+
+  // One thread, until the CTA's parties are done and all is raised; it also bounds the launch.
+  static DEVICE void run(u32 smem, const Program& p, u32 finished) {
+    const u64 begin = clock_cycles();
+    u32 tail = 0;
+    for (;;) {
+      // Read before the posts: whoever posts does so before it is done.
+      const bool last = load_shared(smem + finished) != 0;
+      const u32 posts = raise(smem, p, tail);
+      tail += posts;
+      if (posts > 0) continue;
+      if (last) return;
+      if (clock_cycles() - begin > kWatchdogCycles) __trap();
+      __nanosleep(50);
     }
   }
-}
+
+  // The flags of all tasks posted so far, behind one fence; returns how many tasks there were.
+  static DEVICE u32 raise(u32 smem, const Program& p, u32 tail) {
+    u32 posts = 0, remote = 0;
+    for (; posts < kSlots; ++posts) {
+      const u32 at = smem + Control + (tail + posts) % kSlots * 16;
+      u32 posted;
+      asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(posted) : "r"(at) : "memory");
+      if (posted == 0) break;
+      const u32 first = load_shared(at + 4), count = load_shared(at + 8);
+      for (u32 i = 0; i < count; ++i) remote |= p.signals[first + i].remote;
+    }
+    if (posts == 0) return 0;
+    if (remote) {
+      fence_system();
+    } else {
+      fence_gpu();
+    }
+    for (u32 n = 0; n < posts; ++n) {
+      const u32 at = smem + Control + (tail + n) % kSlots * 16;
+      const u32 first = load_shared(at + 4), count = load_shared(at + 8);
+      for (u32 i = 0; i < count; ++i) {
+        const Signal s = p.signals[first + i];
+        u32* flag = reinterpret_cast<u32*>(s.address);
+        if (s.remote) {
+          flag_add_relaxed_system(flag, s.add);
+        } else {
+          flag_add_relaxed(flag, s.add);
+        }
+      }
+      stamp_end(p, load_shared(at) - 1);
+      store_shared(at, 0);
+    }
+    store_shared(smem + kTail, tail + posts);
+    return posts;
+  }
+};
 
 // The `turn`-th task of a worker, or kNone. A warp calls it; Ready tasks come with their start waits met.
 DEVICE u32 claim(const Program& p, const Role& r, u32 worker, u32 workers, u32 turn, u32 lane) {
@@ -135,7 +201,10 @@ DEVICE u32 claim(const Program& p, const Role& r, u32 worker, u32 workers, u32 t
     const u32 leading = __ffs(~passed) - 1;  // tasks at the window's begin that are taken
     if (leading > 0 && lane == 0) atomicMax(p.words + r.cursor, base + (leading > 32 ? 32 : leading));
     if (candidates != 0) {
-      const u32 first = __ffs(candidates) - 1;
+      // CTAs that all tried the lowest one would take one task per round trip between them: each begins elsewhere.
+      u32 left = candidates;
+      for (u32 skip = __popc(candidates) * (block_index() & 31) / 32; skip > 0; --skip) left &= left - 1;
+      const u32 first = __ffs(left) - 1;
       u32 won = 0;
       if (lane == first) won = atomicCAS(p.words + r.claimed + t, 0u, 1u) == 0;
       if (__shfl_sync(~0u, won, first)) {

@@ -3,6 +3,7 @@
 //
 //   bandwidth     copies by mechanism, CTAs, chunk and bytes in flight, one way and both ways
 //   adds          bf16 adds into the peer's memory, one way and both ways
+//   tails         what the end of a tile's output costs: completion, fence and signal, by kind and load
 //   flags         one-way latency by release and acquire scope, alone and beside copies
 //   interference  a GEMM's time beside pushes, pulls and copy-engine copies, own and the peer's
 //
@@ -122,6 +123,66 @@ extern "C" __global__ void __launch_bounds__(32, 1)
   link_tiles<false>(&map, boxes, rows, m, stats);
 }
 
+// How a tile's output ends.
+enum Tail : u32 { kNothing, kFence, kOwnGpu, kOwnSystem, kPeerSystem, kPeerRelaxed, kPeerSystemBoth };
+
+// Two storers, as in the interpreter: four boxes each, completion, a tail; then `spin_ns` of something else.
+template <bool Add>
+DEVICE void link_tails(const TensorMap* map, u32 tiles, u32 rows, u32 tail, u32 spin_ns, u32* own, u32* peer, Meeting m,
+                       LinkStats* stats) {
+  const u32 smem = smem_address(dynamic_smem);
+  for (u32 i = threadIdx.x; i < 4 * kChunkBytes / 4; i += 64) reinterpret_cast<u32*>(dynamic_smem)[i] = 0x3c003c00u;
+  fence_smem_to_async();
+  __syncthreads();
+  meet(m);
+  const u64 begin = globaltimer_ns(), c0 = clock_cycles();
+  u64 busy = 0;
+  if (threadIdx.x % 32 == 0) {
+    const u32 storer = threadIdx.x / 32, band = rows / gridDim.x / 128;
+    u32* mine = own + 64 + blockIdx.x * 2 + storer;
+    u32* theirs = peer + 64 + blockIdx.x * 2 + storer;
+    for (u32 t = 0; t < tiles; ++t) {
+      const u64 from = globaltimer_ns();
+      const u32 row = (blockIdx.x * band + t % band) * 128 + storer * 64;
+      for (u32 c = 0; c < 4; ++c) {
+        const u32 at = smem + (storer * 2 + c % 2) * kChunkBytes;
+        if (Add) {
+          tma_store_add(map, at, row, c);
+        } else {
+          tma_store(map, at, row, c);
+        }
+        store_commit();
+        store_wait_smem_read<0>();
+      }
+      store_wait_visible<0>();
+      if (tail == kFence) __threadfence();
+      if (tail == kOwnGpu) flag_add_release(mine, 1);
+      if (tail == kOwnSystem) flag_add_release_system(mine, 1);
+      if (tail == kPeerSystem) flag_add_release_system(theirs, 1);
+      if (tail == kPeerRelaxed) asm volatile("red.relaxed.sys.global.add.u32 [%0], 1;" ::"l"(theirs) : "memory");
+      if (tail == kPeerSystemBoth) {
+        __threadfence();
+        flag_add_release_system(theirs, 1);
+        flag_add_release(mine, 1);
+      }
+      const u64 to = globaltimer_ns();
+      busy += to - from;
+      while (globaltimer_ns() - to < spin_ns) {
+      }
+    }
+    if (storer == 1) stats[blockIdx.x + 512].bytes = busy;
+  }
+  link_record(stats, begin, c0, u64(tiles) * 8 * kChunkBytes);
+}
+extern "C" __global__ void __launch_bounds__(64, 1) link_tail_add(const __grid_constant__ TensorMap map, u32 tiles, u32 rows, u32 tail,
+                                                                  u32 spin_ns, u32* own, u32* peer, Meeting m, LinkStats* stats) {
+  link_tails<true>(&map, tiles, rows, tail, spin_ns, own, peer, m, stats);
+}
+extern "C" __global__ void __launch_bounds__(64, 1) link_tail_store(const __grid_constant__ TensorMap map, u32 tiles, u32 rows, u32 tail,
+                                                                    u32 spin_ns, u32* own, u32* peer, Meeting m, LinkStats* stats) {
+  link_tails<false>(&map, tiles, rows, tail, spin_ns, own, peer, m, stats);
+}
+
 // Ping-pong: each side raises the other's word and waits for its own. `Remote`: words on different GPUs, system scope.
 template <bool SystemRelease, bool SystemAcquire>
 DEVICE void link_ping(u32* mine, u32* other, u32 first, u32 rounds, LinkStats* stats) {
@@ -183,7 +244,8 @@ static void setup() {
     CHECK(cudaStreamCreateWithFlags(&gpus[i].engine, cudaStreamNonBlocking));
     random_bf16(gpus[i].pool, kPool / 2, 7 + i);
     for (const void* k : {(const void*)link_copy_2, (const void*)link_copy_3, (const void*)link_copy_6, (const void*)link_copy_12,
-                          (const void*)link_tile_add, (const void*)link_tile_store})
+                          (const void*)link_tile_add, (const void*)link_tile_store, (const void*)link_tail_add,
+                          (const void*)link_tail_store})
       CHECK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, kLinkSmem));
   }
   sync_all();
@@ -298,6 +360,34 @@ static void adds() {
         raw("%s,mechanism=tensor %s of 64x64 bf16 boxes %s in_flight=4 ctas=%d,%.1f,GB/s,payload; from shared memory\n",
             both ? "nvlink_tile_duplex" : what == 2 ? "local_tile" : "nvlink_tile", what == 1 ? "store" : "add", what == 2 ? "local" : "remote", ctas, r);
       }
+}
+
+static void tails() {
+  const char* names[] = {"nothing", "fence.gpu", "red.release.gpu own", "red.release.sys own", "red.release.sys peer", "red.relaxed.sys peer",
+                         "fence.gpu, red.release.sys peer, red.release.gpu own"};
+  const uint32_t rows = 64 * 2048 * 8, tiles = 24;
+  struct Kind { const char* name; bool add, remote; };
+  for (Kind kind : {Kind{"adds to peer", true, true}, Kind{"stores to peer", false, true}, Kind{"stores to own memory", false, false}})
+    for (int ctas : {1, 16, 64, 128})
+      for (uint32_t spin : {0u, 40000u})
+        for (uint32_t tail = 0; tail < 7; ++tail) {
+          TensorMap maps[2];
+          for (int i = 0; i < 2; ++i) {
+            on(gpus[i]);
+            maps[i] = make_map((kind.remote ? gpus[1 - i] : gpus[i]).pool + kPool / 2, rows, 256, 64, 1);
+          }
+          double r = rate_of(true, ctas, 3, [&](Gpu& g, Meeting m) {
+            (kind.add ? link_tail_add : link_tail_store)<<<ctas, 64, kLinkSmem, g.stream>>>(maps[g.index], tiles, rows, tail, spin, g.words,
+                                                                                            gpus[1 - g.index].words, m, g.stats);
+          });
+          std::vector<LinkStats> h(ctas);
+          on(gpus[0]);
+          CHECK(cudaMemcpy(h.data(), gpus[0].stats + 512, ctas * sizeof(LinkStats), cudaMemcpyDeviceToHost));
+          double busy = 0;
+          for (auto& s : h) busy += double(s.bytes) / ctas / tiles * 1e-3;
+          raw("tile_tail,\"%s, then %s; ctas=%d spin_us=%u\",%.2f,us,a tile's output from first box to the signal; both GPUs; %.0f GB/s\n", kind.name,
+              names[tail], ctas, spin / 1000, busy, r);
+        }
 }
 
 static void clear_words() {
@@ -442,13 +532,14 @@ static void interference() {
 
 int main(int argc, char** argv) {
   if (argc != 2) {
-    fprintf(stderr, "nvlink bandwidth | adds | flags | interference\n");
+    fprintf(stderr, "nvlink bandwidth | adds | tails | flags | interference\n");
     return 2;
   }
   const std::string what = argv[1];
   setup();
   if (what == "bandwidth") bandwidth();
   else if (what == "adds") adds();
+  else if (what == "tails") tails();
   else if (what == "flags") flags();
   else if (what == "interference") interference();
   else return 2;
