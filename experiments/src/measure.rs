@@ -3,6 +3,7 @@
 //! Points come in an order whose every prefix covers kernels, shapes and splits evenly; rows are kept as they end, and a
 //! run that was stopped goes on from them.
 
+use crate::checked;
 use crate::cli::MeasureArgs;
 use crate::engine::{self, Prepared, clock_name};
 use crate::error::ExperimentError;
@@ -25,7 +26,7 @@ use tilewire_hw::gpu::Gpus;
 use tilewire_hw::lower::{Mode, Program, lower, lower_cluster};
 use tilewire_hw::measure::{Inputs, Load, inputs, time};
 use tilewire_hw::reduced::{Part, reduced};
-use tilewire_kernels::check::{Severity, check};
+use tilewire_kernels::check::report;
 use tilewire_kernels::schedule::BufferUse;
 use tilewire_kernels::{RoleSplit, Schedule, Spec, schedule_hash};
 use tilewire_sim::Clock;
@@ -205,13 +206,11 @@ pub(crate) fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Re
     if unchecked {
         return Ok("unchecked".into());
     }
-    let findings = check(schedule, None);
-    let Some(first) = findings.first() else { return Ok("0".into()) };
-    let fatal = findings.iter().filter(|finding| finding.severity == Severity::Fatal).count();
+    let report = report(schedule, &checked::limits(&group.case.target.machine), None);
+    let Some(first) = report.findings.first() else { return Ok("0".into()) };
     Err(ExperimentError::Finding(format!(
-        "{}: {fatal} fatal findings, {} hazards; the first: {first}\n  `tilewire check` lists them; --unchecked measures all the same",
-        group.case,
-        findings.len() - fatal
+        "{}: {} fatal findings, {} hazards; the first: {first}\n  `tilewire check` lists them; --unchecked measures all the same",
+        group.case, report.fatal, report.hazards
     )))
 }
 

@@ -19,7 +19,7 @@ fn largest(kernel: &dyn Kernel) -> Problem {
 /// A problem that 8,192 ranks can share.
 fn wide(kernel: &dyn Kernel) -> Problem {
     match kernel.problem_kind() {
-        ProblemKind::Attention => Problem::Attention { seq: 8192 * 128, batch: 1, heads: 1, head_dim: 128 },
+        ProblemKind::Attention => Problem::Attention { seq: 8192 * 384, batch: 1, heads: 1, head_dim: 128 },
         ProblemKind::Moe => Problem::Moe { tokens: 8192 * 128, hidden: 1024, inter: 512, topk: 8, experts: 8192 },
         ProblemKind::Gemm => Problem::Gemm { m: 8192 * 128, n: 2048, k: 512 },
     }

@@ -99,6 +99,8 @@ impl Linear {
 struct Looked {
     ranks: usize,
     complete: bool,
+    /// Searches for an order that gave up, and so found none.
+    gave_up: u64,
 }
 
 /// [`check_fatal`] and races in the memory of some ranks: of one rank of each class and, on clusters of up to 64 ranks,
@@ -123,8 +125,9 @@ fn races(schedule: &Schedule, linear: &mut Linear) -> Option<Looked> {
         ranks.dedup();
     }
     let (found, complete) = hazards::check(schedule, &order, &ranks);
+    let gave_up = order.gave_up.get();
     linear.findings.extend(found);
-    Some(Looked { ranks: ranks.len(), complete })
+    Some(Looked { ranks: ranks.len(), complete, gave_up })
 }
 
 /// A hash of the order of all accesses that conflict, for a schedule that ends; for small schedules.

@@ -23,7 +23,7 @@ use super::compact::{Compact, CompactSignal, CompactWait, Raiser, TaskKind};
 use super::progress::hits;
 use crate::cluster::Offset;
 use crate::schedule::{Gate, Schedule};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -31,7 +31,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 const SEARCH_TASKS: usize = 1 << 16;
 
 /// Tasks that a search for the argument of one raiser looks at.
-const ARGUMENT_TASKS: usize = 1 << 12;
+const ARGUMENT_TASKS: usize = 1 << 14;
 
 /// A task of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,6 +128,8 @@ pub(super) struct Order<'a> {
     waiting: Vec<Vec<u32>>,
     /// Whether all of a launch of a rank comes before a launch of a rank: for tasks that neither wait nor signal.
     launches: RefCell<MixMap<[u32; 4], bool>>,
+    /// Searches that gave up.
+    pub(super) gave_up: Cell<u64>,
 }
 
 impl<'a> Order<'a> {
@@ -179,6 +181,7 @@ impl<'a> Order<'a> {
             partial: MixMap::default(),
             waiting,
             launches: RefCell::default(),
+            gave_up: Cell::new(0),
         };
         order.settle_partial_levels();
         order
@@ -258,6 +261,7 @@ impl<'a> Order<'a> {
         let mut queue = VecDeque::from([(node, upto)]);
         while let Some((node, upto)) = queue.pop_front() {
             if seen.len() > budget {
+                self.gave_up.set(self.gave_up.get() + 1);
                 return false;
             }
             for index in self.compact.waits_of(node.task) {

@@ -58,7 +58,11 @@ pub fn report(schedule: &Schedule, limits: &Limits, split: Option<&RoleSplit>) -
         return Report::new(linear.findings, rules);
     };
     let whole = if looked.complete { "all ranks that reach it" } else { "some of the ranks that reach it" };
-    let scope = format!("memory of {} of {ranks} ranks, accesses of {whole}", looked.ranks);
+    let doubt = match looked.gave_up {
+        0 => String::new(),
+        searches => format!("; {searches} searches for an order gave up, so a race may be none"),
+    };
+    let scope = format!("memory of {} of {ranks} ranks, accesses of {whole}{doubt}", looked.ranks);
     rules.push(RuleResult::checked(Rule::Races, &linear.findings, scope));
     linear.findings.extend(check_symmetry_sample(schedule));
     let scope = format!("skeletons of {} of {ranks} ranks compared", symmetry_sample(schedule).len());

@@ -149,9 +149,13 @@ impl Touches {
             stream(&mut touches, from, Take::All);
         }
         if !complete {
-            own.iter().for_each(|&from| stream(&mut touches, from, Take::Writes));
+            for &from in &own {
+                stream(&mut touches, from, Take::Writes);
+            }
             let written = touches.written_bytes();
-            own.iter().for_each(|&from| stream(&mut touches, from, Take::ReadsOf(&written)));
+            for &from in &own {
+                stream(&mut touches, from, Take::ReadsOf(&written));
+            }
         }
         touches
     }
