@@ -406,13 +406,12 @@ impl Transport for Endpoint {
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
         const BATCH: usize = 32;
-        // SAFETY: all-zero is a value of this plain structure; the queue is live, and the array outlives the call.
-        let (count, found) = unsafe {
-            let mut found: [ffi::ibv_wc; BATCH] = std::mem::zeroed();
-            let queue = self.completions;
+        let mut found = [const { std::mem::MaybeUninit::<ffi::ibv_wc>::uninit() }; BATCH];
+        let queue = self.completions;
+        // SAFETY: the queue is live, and the array outlives the call.
+        let count = unsafe {
             let poll = (*(*queue).context).ops.poll_cq;
-            let count = poll.map_or(-1, |poll| poll(queue, BATCH as c_int, found.as_mut_ptr().cast()));
-            (count, found)
+            poll.map_or(-1, |poll| poll(queue, BATCH as c_int, found.as_mut_ptr().cast()))
         };
         if count < 0 {
             return Err(failed("ibv_poll_cq", "", std::io::Error::last_os_error()));
@@ -425,6 +424,8 @@ impl Transport for Endpoint {
             return Err(TransportError::Flushed { peer });
         }
         for completion in &found[..count as usize] {
+            // SAFETY: the call wrote so many.
+            let completion = unsafe { completion.assume_init_ref() };
             let id = completion.wr_id();
             if let Some((status, vendor)) = completion.error() {
                 let receive = id & RECEIVE != 0;
