@@ -12,11 +12,20 @@ use tilewire_hw::measure::{compare, compare_samples, inputs};
 use tilewire_hw::proxy::Proxy;
 use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel};
 
+/// Kernel, nodes and GPUs per node, shape (m, n, k; tokens, hidden, inter; seq, batch, heads), options.
 type Case = (&'static str, (u16, u16), [u64; 3], &'static [(&'static str, &'static str)]);
 
-fn spec(&(name, (nodes, gpus), [m, n, k], options): &Case) -> Spec {
-    let problem = Problem::Gemm { m, n, k };
+fn spec(&(name, (nodes, gpus), [a, b, c], options): &Case) -> Spec {
     let cluster = Cluster { nodes, gpus_per_node: gpus };
+    let problem = match name {
+        "moe_dispatch_gemm" if a >= 8192 => Problem::Moe { tokens: a, hidden: b, inter: c, topk: 8, experts: 256 },
+        "moe_dispatch_gemm" => {
+            let experts = 8 * cluster.ranks() as u64;
+            Problem::Moe { tokens: a, hidden: b, inter: c, topk: 2, experts }
+        }
+        "ring_attention" => Problem::Attention { seq: a, batch: b, heads: c, head_dim: 128 },
+        _ => Problem::Gemm { m: a, n: b, k: c },
+    };
     let mut set = kernel(name).expect("a kernel").options(OptionSet::Tilewire, &problem, cluster);
     for (name, value) in options {
         set.set(name, value).expect("a legal option");
@@ -26,7 +35,8 @@ fn spec(&(name, (nodes, gpus), [m, n, k], options): &Case) -> Spec {
 
 fn check(device: Device, module: Module, proxy: &Proxy, only: Option<usize>) -> bool {
     const WAIT: (&str, &str) = ("main_loop", "wait_each_step");
-    let cases: [(Mode, RoleSplit, Case); 14] = {
+    const Q128: (&str, &str) = ("tile_q", "128");
+    let cases: [(Mode, RoleSplit, Case); 32] = {
         let split = |c, i, s, r| RoleSplit { compute: c, intra_comm: i, inter_send: s, inter_reduce: r };
         let (v, m) = (Mode::Virtual, Mode::Mirror);
         [
@@ -44,6 +54,28 @@ fn check(device: Device, module: Module, proxy: &Proxy, only: Option<usize>) -> 
             (m, split(100, 0, 8, 16), ("gemm_rs", (2, 4), [2048, 1024, 256], &[])),
             (m, split(100, 16, 8, 0), ("ag_gemm", (2, 4), [2048, 512, 1024], &[])),
             (m, split(100, 8, 8, 16), ("gemm_ar", (2, 2), [1024, 1024, 256], &[])),
+            (v, split(20, 6, 2, 2), ("moe_dispatch_gemm", (2, 2), [256, 256, 256], &[])),
+            (v, split(20, 6, 2, 2), ("moe_dispatch_gemm", (2, 1), [128, 8256, 256], &[("in_flight_rows", "4")])),
+            (v, split(24, 8, 0, 0), ("moe_dispatch_gemm", (1, 4), [256, 256, 512], &[WAIT])),
+            (v, split(10, 6, 2, 2), ("moe_dispatch_gemm", (2, 2), [256, 256, 256], &[("routing", "multinomial")])),
+            (v, split(10, 6, 2, 2), ("moe_dispatch_gemm", (2, 2), [256, 256, 256], &[("load_store_overlap", "false")])),
+            (
+                v,
+                split(10, 6, 2, 2),
+                ("moe_dispatch_gemm", (2, 2), [256, 256, 256], &[("claim", "strided"), ("recycle", "false")]),
+            ),
+            (v, split(1, 1, 1, 1), ("moe_dispatch_gemm", (2, 2), [256, 256, 256], &[("drain", "visible")])),
+            (v, split(20, 4, 2, 0), ("ring_attention", (2, 2), [1536, 1, 2], &[])),
+            (v, split(20, 4, 2, 0), ("ring_attention", (2, 2), [1024, 1, 3], &[Q128])),
+            (v, split(20, 4, 0, 0), ("ring_attention", (1, 4), [1536, 1, 2], &[])),
+            (v, split(20, 4, 0, 0), ("ring_attention", (1, 4), [1024, 1, 2], &[Q128])),
+            (v, split(10, 0, 2, 0), ("ring_attention", (4, 1), [1536, 1, 2], &[])),
+            (v, split(1, 1, 1, 0), ("ring_attention", (2, 2), [1536, 1, 1], &[])),
+            (v, split(20, 4, 2, 4), ("ring_attention", (2, 2), [1536, 1, 2], &[("ring", "all_peers_landing")])),
+            (v, split(20, 4, 0, 0), ("ring_attention", (1, 4), [1024, 1, 2], &[("ring", "all_peers_landing"), Q128])),
+            (m, split(100, 20, 8, 4), ("moe_dispatch_gemm", (2, 8), [2048, 512, 256], &[])),
+            (m, split(110, 14, 8, 0), ("ring_attention", (2, 4), [3072, 1, 4], &[])),
+            (m, split(110, 14, 8, 0), ("ring_attention", (2, 4), [3072, 1, 4], &[Q128])),
         ]
     };
     let mut ok = true;

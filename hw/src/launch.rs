@@ -9,6 +9,7 @@ use crate::lower::{
 };
 use crate::memory::{DeviceMemory, SharedMemory};
 use crate::proxy::{Posting, Proxy, Stream};
+use crate::timeline::{self, CtaTimes, Stamps, TaskTime};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,6 @@ use tilewire_kernels::{Blocked, RoleKind, Schedule};
 
 /// Shared memory of a block: all there is, so that one CTA owns an SM.
 const SMEM_BYTES: u32 = 232_448;
-const THREADS: u32 = 384;
 /// Parties of a CTA that may wait. Source: `program.cuh`.
 const BLOCKED_PER_CTA: usize = 4;
 /// Runs at most that are queued behind each other.
@@ -32,10 +32,12 @@ struct Parameters {
     regions: u64,
     roles: u64,
     starts: u64,
+    sources: u64,
     words: u64,
     fifo: u64,
     blocked: u64,
     times: u64,
+    stamps: u64,
     fifo_head: u32,
     run: u32,
     peers: u32,
@@ -55,15 +57,6 @@ struct BlockedWord {
     word: u32,
     have: u32,
     need: u32,
-}
-
-/// `CtaTimes` of `program.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct CtaTimes {
-    begin_ns: u64,
-    end_ns: u64,
-    cycles: u64,
 }
 
 /// What a run took.
@@ -168,13 +161,16 @@ struct Arrays {
     roles: DeviceMemory,
     /// By launch.
     starts: Vec<DeviceMemory>,
+    sources: DeviceMemory,
+    /// By run of a batch, launch and block.
     times: DeviceMemory,
-    /// Of one run.
-    times_bytes: usize,
+    /// By task, when they are recorded.
+    stamps: Option<DeviceMemory>,
 }
 
 impl Arrays {
     fn new(program: &Program, addresses: &Addresses) -> Result<Self, HwError> {
+        let base = |arena: u32| addresses.arenas[arena as usize];
         let signals: Vec<DeviceSignal> = program
             .signals
             .iter()
@@ -187,9 +183,10 @@ impl Arrays {
         let regions: Vec<DeviceRegion> = program
             .regions
             .iter()
-            .map(|&region| DeviceRegion { address: addresses.arenas[region.arena as usize] + region.address, ..region })
+            .map(|&region| DeviceRegion { address: base(region.arena) + region.address, ..region })
             .collect();
-        let times_bytes = blocks(program) * size_of::<CtaTimes>();
+        let row = |source: &Option<(u32, u64)>| source.map_or(0, |(arena, offset)| base(arena) + offset);
+        let sources: Vec<u64> = program.sources.iter().map(row).collect();
         Ok(Self {
             tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
             waits: DeviceMemory::of::<DeviceWait>(&program.waits)?,
@@ -201,20 +198,16 @@ impl Arrays {
                 .iter()
                 .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
                 .collect::<Result<_, _>>()?,
-            times: DeviceMemory::new(MAX_BATCH * times_bytes)?,
-            times_bytes,
+            sources: DeviceMemory::of::<u64>(&sources)?,
+            times: DeviceMemory::new(MAX_BATCH * blocks(program) * size_of::<CtaTimes>())?,
+            stamps: None,
         })
-    }
-
-    /// Where the `index`-th run of a batch leaves its times.
-    const fn times_of(&self, index: usize) -> u64 {
-        self.times.address + (index * self.times_bytes) as u64
     }
 }
 
-/// Blocks of the largest launch.
+/// Blocks of all launches.
 fn blocks(program: &Program) -> usize {
-    program.launches.iter().map(|launch| launch.starts.len()).max().unwrap_or(0)
+    program.launches.iter().map(|launch| launch.starts.len()).sum()
 }
 
 impl<'a> Runner<'a> {
@@ -294,7 +287,9 @@ impl<'a> Runner<'a> {
             dst: base(put.dst.0) + put.dst.1,
             bytes: put.bytes,
             queue: put.queue,
+            link: put.src.0 / self.schedule.buffers.len().max(1) as u32,
             arrived: self.addresses.word(put.arrived.0, put.arrived.1),
+            sent: put.sent.map_or(0, |sent| self.addresses.word(program.gpu, sent)),
         };
         self.postings = program.puts.iter().map(|put| put.map_or_else(Posting::default, posting)).collect();
         self.puts = program.puts.iter().flatten().count();
@@ -378,7 +373,7 @@ impl<'a> Runner<'a> {
             let proxy = (self.puts > 0).then(|| scope.spawn(serve));
             let go = start();
             let ended = if go { self.launch_and_wait(count) } else { Ok(()) };
-            stop.store(true, Ordering::Relaxed);
+            stop.store(true, Ordering::Release);
             let served = proxy.map_or(Ok(()), |proxy| proxy.join().expect("the proxy does not panic"));
             ended.and(served).and_then(|()| self.proxy.drain()).map(|()| go)
         });
@@ -390,6 +385,7 @@ impl<'a> Runner<'a> {
 
     fn launch_and_wait(&self, count: usize) -> Result<(), HwError> {
         let stream = self.stream.0;
+        let mut first_block = 0;
         for (index, [begin, end]) in self.handles.events.iter().enumerate().take(count) {
             if index > 0 {
                 self.clear_words()?;
@@ -404,10 +400,12 @@ impl<'a> Runner<'a> {
                     regions: self.memory.regions.address,
                     roles: self.memory.roles.address,
                     starts: starts.address,
+                    sources: self.memory.sources.address,
                     words: self.words.address,
                     fifo: self.fifo.address + (index * (self.puts + 1) * 8) as u64,
                     blocked: self.blocked.address,
-                    times: self.memory.times_of(index),
+                    times: self.memory.times.address + (first_block * size_of::<CtaTimes>()) as u64,
+                    stamps: self.memory.stamps.as_ref().map_or(0, |stamps| stamps.address),
                     fifo_head: self.program.words,
                     run: self.run + index as u32,
                     peers: u32::from(self.program.gpus > 1),
@@ -415,12 +413,13 @@ impl<'a> Runner<'a> {
                 };
                 let mut list: [*mut c_void; 2] =
                     [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
-                let blocks = launch.starts.len() as u32;
+                let (blocks, threads) = (launch.starts.len() as u32, self.program.threads);
                 let (function, list, none) = (self.handles.function, list.as_mut_ptr(), std::ptr::null_mut());
                 // SAFETY: memory lives as long as `self`; parameters are copied by the launch.
                 check("cuLaunchKernel", unsafe {
-                    sys::cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, SMEM_BYTES, stream, list, none)
+                    sys::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, SMEM_BYTES, stream, list, none)
                 })?;
+                first_block += launch.starts.len();
             }
             // SAFETY: as above.
             check("cuEventRecord", unsafe { sys::cuEventRecord(*end, stream) })?;
@@ -437,16 +436,44 @@ impl<'a> Runner<'a> {
         let [begin, end] = self.handles.events[index];
         // SAFETY: both events were recorded and are over.
         check("cuEventElapsedTime", unsafe { sys::cuEventElapsedTime_v2(&raw mut ms, begin, end) })?;
-        let last = self.program.launches.last().map_or(0, |launch| launch.starts.len());
-        let times: Vec<CtaTimes> = self.memory.times.read_at(index * self.memory.times_bytes, last)?;
+        let times = self.cta_times(index)?;
         let begin = times.iter().map(|t| t.begin_ns).min().unwrap_or(0);
         let end = times.iter().map(|t| t.end_ns).max().unwrap_or(0);
-        let (cycles, ns) = times.iter().fold((0, 0), |(c, n), t| (c + t.cycles, n + (t.end_ns - t.begin_ns)));
+        let (cycles, ns) =
+            times.iter().fold((0, 0), |(c, n), t| (c + (t.end_cycles - t.begin_cycles), n + (t.end_ns - t.begin_ns)));
         Ok(RunTime {
             time_us: f64::from(ms) * 1e3,
             span_us: (end - begin) as f64 * 1e-3,
             sm_mhz: cycles as f64 / ns.max(1) as f64 * 1e3,
         })
+    }
+
+    /// Of the `index`-th run of the last batch, all launches, block by block.
+    fn cta_times(&self, index: usize) -> Result<Vec<CtaTimes>, HwError> {
+        let blocks = blocks(&self.program);
+        self.memory.times.read_at(index * blocks * size_of::<CtaTimes>(), blocks)
+    }
+
+    /// From now on, runs record when each task went on, or no longer do. It costs a few stores per task.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn record(&mut self, on: bool) -> Result<(), HwError> {
+        let bytes = self.program.tasks.len() * size_of::<Stamps>();
+        self.device.make_current()?;
+        self.memory.stamps = if on { Some(DeviceMemory::new(bytes)?) } else { None };
+        Ok(())
+    }
+
+    /// The tasks of the last [`Runner::run`], in the order in which they were taken; empty unless [`Runner::record`] was on.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    pub fn timeline(&self) -> Result<Vec<TaskTime>, HwError> {
+        let Some(stamps) = &self.memory.stamps else { return Ok(Vec::new()) };
+        let stamps: Vec<Stamps> = stamps.read(self.program.tasks.len())?;
+        let times = self.cta_times(0)?;
+        Ok(timeline::task_times(&self.program, &stamps, &times))
     }
 
     /// What the CTAs wait for, as they last wrote it down.
@@ -467,7 +494,7 @@ impl<'a> Runner<'a> {
             found.push(Blocked {
                 rank: name.rank,
                 launch: self.schedule.launches[name.launch].name.clone(),
-                role: if self.program.roles[role].gemm == 1 { RoleKind::Compute } else { name.kind },
+                role: if self.program.roles[role].tiles == 1 { RoleKind::Compute } else { name.kind },
                 cta: (slot / BLOCKED_PER_CTA) as u32,
                 task: self.program.tasks[index as usize].number,
                 flag: flag.to_owned(),
@@ -496,6 +523,7 @@ fn tensor_map(spec: &MapSpec, base: u64, bytes: u64) -> Result<TensorMap, HwErro
         MapKind::Rows => [64, 128, 1],
         MapKind::Panel => [64, 64, 4],
         MapKind::Output => [64, 64, 1],
+        MapKind::Heads(rows) => [64, rows, 2],
     };
     let steps = [1u32; 3];
     let mut map = TensorMap([0; 16]);

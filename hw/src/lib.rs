@@ -27,5 +27,7 @@ pub mod memory;
 pub mod probe;
 pub mod proxy;
 pub mod reduced;
+mod samples;
+pub mod timeline;
 pub mod transport;
 pub mod values;

@@ -16,9 +16,10 @@
 use crate::device::HwError;
 use std::collections::BTreeSet;
 use tilewire_kernels::schedule::{
-    At, BufferId, Claim, CtaCount, Drain, Flag, Gate, MainLoop, Op, Place, Region, Role, Task, WriteMode,
+    At, BufferId, Claim, CtaCount, Drain, Engine, Flag, Gate, GatherEntry, MainLoop, Op, Place, Region, Role, Task,
+    WriteMode, side_by_side,
 };
-use tilewire_kernels::{Cluster, Rank, RoleKind, RoleSplit, Schedule};
+use tilewire_kernels::{Cluster, Offset, Rank, RoleKind, RoleSplit, Schedule};
 
 /// No role, in [`DeviceRole::recycle`].
 pub const NONE: u32 = u32::MAX;
@@ -26,6 +27,8 @@ pub const NONE: u32 = u32::MAX;
 pub const MAX_MAPS: usize = 64;
 /// Slots of shared memory for copies when outputs lie over the operand stages, in boxes.
 const COPY_SLOTS: u32 = 8;
+/// Warps that move data, in the smallest block.
+const MOVER_WARPS: u32 = 8;
 /// Rows and bytes across of a copy box.
 const BOX: (u32, u32) = (128, 128);
 
@@ -116,18 +119,18 @@ pub struct DeviceTask {
     pub inputs: u32,
     /// Count.
     pub outputs: u32,
-    /// Of every region of a move.
+    /// Of every region of a move; rows in flight of a gather.
     pub blocks: u32,
     /// Likewise.
     pub rows: u32,
     /// Likewise.
     pub row_bytes: u32,
-    /// Steps of a GEMM tile.
+    /// Steps of a tile; a gather's first entry in [`Program::sources`].
     pub steps: u32,
     /// Number in the role's list.
     pub number: u32,
-    /// Unused.
-    pub unused: u32,
+    /// See [`flag`].
+    pub flags: u32,
 }
 
 /// Codes of [`DeviceTask::op`].
@@ -144,6 +147,22 @@ pub mod code {
     pub const PUT: u32 = 4;
     /// Nothing.
     pub const SYNC: u32 = 5;
+    /// Rows by a table.
+    pub const GATHER: u32 = 6;
+    /// Attention tile.
+    pub const ATTENTION: u32 = 7;
+    /// Partial results of attention joined.
+    pub const MERGE: u32 = 8;
+}
+
+/// Bits of [`DeviceTask::flags`].
+pub mod flag {
+    /// An attention tile that starts from an empty state.
+    pub const FIRST: u32 = 1;
+    /// An attention tile that writes the finished block.
+    pub const LAST: u32 = 2;
+    /// A gather whose loads run ahead of its stores.
+    pub const OVERLAP: u32 = 4;
 }
 
 /// `Role` of `program.cuh`.
@@ -162,8 +181,8 @@ pub struct DeviceRole {
     pub lanes: u32,
     /// Role joined afterwards.
     pub recycle: u32,
-    /// Whether its tasks are GEMM tiles.
-    pub gemm: u32,
+    /// Whether its tasks are GEMM or attention tiles.
+    pub tiles: u32,
     /// CTAs that begin in it.
     pub ctas: u32,
     /// Word of the cursor or ticket.
@@ -191,6 +210,8 @@ pub enum MapKind {
     Panel,
     /// 64 rows of 64 elements: outputs of a GEMM tile.
     Output,
+    /// So many rows of 2 x 64 elements: blocks of an attention tile.
+    Heads(u32),
 }
 
 /// A tensor map of an arena seen as rows of `pitch` bytes.
@@ -217,6 +238,8 @@ pub struct PutCopy {
     pub queue: u16,
     /// GPU and word raised to 1 when the bytes have landed.
     pub arrived: (u32, u32),
+    /// Word of this GPU that counts the puts whose sources are read.
+    pub sent: Option<u32>,
 }
 
 /// A launch: blocks by index, all in the same entry.
@@ -226,6 +249,10 @@ pub struct DeviceLaunch {
     pub name: String,
     /// Where each block begins.
     pub starts: Vec<DeviceStart>,
+    /// Its first role among those of all launches and instances.
+    pub first_role: u32,
+    /// Roles of an instance.
+    pub roles: u32,
 }
 
 /// A task's place in the schedule, for reports.
@@ -252,6 +279,8 @@ pub struct Program {
     pub arenas: Vec<u64>,
     /// Kernel entry.
     pub entry: String,
+    /// Threads of a block.
+    pub threads: u32,
     /// Launches, one after the other.
     pub launches: Vec<DeviceLaunch>,
     /// Roles of all launches and instances.
@@ -268,6 +297,8 @@ pub struct Program {
     pub regions: Vec<DeviceRegion>,
     /// Tensor maps.
     pub maps: Vec<MapSpec>,
+    /// Rows that gathers fetch: arena and offset; none for a row of zeros.
+    pub sources: Vec<Option<(u32, u64)>>,
     /// Puts by task; none for other tasks.
     pub puts: Vec<Option<PutCopy>>,
     /// Flags, cursors and claims.
@@ -333,10 +364,11 @@ fn lower_ranks(
         words_per_instance: words,
         ..Program::default()
     };
+    if !side_by_side(schedule.launches.iter().map(|launch| &launch.after[..])).is_empty() {
+        return Err(unsupported("launches that may run side by side"));
+    }
     for (l, launch) in schedule.launches.iter().enumerate() {
-        if !(0..l).all(|earlier| launch.after.contains(&earlier)) {
-            return Err(unsupported("launches that may run side by side"));
-        }
+        let (first_role, roles) = (program.roles.len() as u32, launch.roles.len() as u32);
         for (instance, &rank) in ranks.iter().enumerate() {
             let first_role = program.roles.len() as u32;
             for r in 0..launch.roles.len() {
@@ -344,12 +376,13 @@ fn lower_ranks(
                 program.lower_role(schedule, mode, rank, instance, (l, r), first_role)?;
             }
         }
-        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts: Vec::new() });
+        program.launches.push(DeviceLaunch { name: launch.name.clone(), starts: Vec::new(), first_role, roles });
     }
     program.apply_split(schedule, split, sms)?;
     if program.entry.is_empty() {
         program.entry = entry(MainLoop::WaitEachStep, Drain::Overlap)?;
     }
+    program.threads = if program.entry == "attend_192" { 512 } else { 384 };
     if program.maps.len() > MAX_MAPS {
         return Err(unsupported(format!("{} tensor maps, at most {MAX_MAPS}", program.maps.len())));
     }
@@ -387,8 +420,12 @@ fn cta_count(roles: &[Role], r: usize, split: &RoleSplit, sms: u32) -> u32 {
     plain(&roles[r])
 }
 
+const fn is_tile(op: &Op) -> bool {
+    matches!(op, Op::GemmTile { .. } | Op::AttentionTile { .. })
+}
+
 /// The rank at an offset that is no multicast.
-fn offset_of(at: At) -> Result<tilewire_kernels::Offset, HwError> {
+fn offset_of(at: At) -> Result<Offset, HwError> {
     match at {
         At::Offset(offset) => Ok(offset),
         At::AllLocal => Err(unsupported("NVLink SHARP places; use nvls = false")),
@@ -400,6 +437,8 @@ struct Peers {
     cluster: Cluster,
     /// By rank number; only that of (0, 0) outside mirror mode.
     lists: Vec<Vec<Task>>,
+    /// Gather tables, likewise.
+    tables: Vec<Vec<Option<GatherEntry>>>,
 }
 
 impl Peers {
@@ -416,6 +455,15 @@ impl Peers {
             seen += 1;
         });
         found.ok_or_else(|| unsupported("ranks whose tasks differ"))
+    }
+
+    /// The row that lies on (0, 0) instead of entry `index` of its table, which names the GPU `dg` further.
+    fn mirrored_row(&self, index: usize, dg: u16) -> Result<u32, HwError> {
+        let back = self.cluster.negate(Offset::local(dg));
+        let from = self.cluster.number(self.cluster.at(Rank { node: 0, gpu: 0 }, back));
+        let entry = self.tables[from].get(index).copied().flatten();
+        let same = entry.filter(|entry| entry.dg == dg).map(|entry| entry.row);
+        same.ok_or_else(|| unsupported("ranks whose gather tables differ"))
     }
 }
 
@@ -449,7 +497,8 @@ impl Program {
             .filter(|wait| wait.at_least > 0)
             .flat_map(|wait| (0..wait.count).map(|i| wait.word + i * wait.stride))
             .collect();
-        self.puts.iter().flatten().all(|put| awaited.contains(&put.arrived.1))
+        // Words that say a put has left are written after its arrival, and seldom all awaited.
+        self.puts.iter().flatten().all(|put| put.sent.is_none() && awaited.contains(&put.arrived.1))
     }
 
     /// The role that a task belongs to.
@@ -467,7 +516,7 @@ impl Program {
             launch.starts.clear();
             for _ in 0..self.instances {
                 for r in 0..spec.roles.len() {
-                    let ctas = cta_count(&spec.roles, r, split, sms);
+                    let ctas = cta_count(&spec.roles, r, split, sms / self.instances);
                     self.roles[next].ctas = ctas;
                     launch.starts.extend((0..ctas).map(|cta| DeviceStart { role: next as u32, cta }));
                     next += 1;
@@ -499,9 +548,13 @@ impl Program {
         if lists.iter().any(|list| list.len() != lists[0].len()) {
             return Err(unsupported("ranks whose tasks differ"));
         }
-        let peers = Peers { cluster, lists };
+        let tables = match mode {
+            Mode::Mirror => cluster.iter().map(|rank| schedule.source.table(rank)).collect(),
+            Mode::Virtual | Mode::Cluster => vec![schedule.source.table(rank)],
+        };
+        let peers = Peers { cluster, lists, tables };
         let count = peers.lists[0].len() as u32;
-        let gemm = count > 0 && matches!(peers.lists[0][0].op, Op::GemmTile { .. });
+        let tiles = count > 0 && is_tile(&peers.lists[0][0].op);
         let mut role = DeviceRole {
             first_task: self.tasks.len() as u32,
             tasks: count,
@@ -509,7 +562,7 @@ impl Program {
             window: 0,
             lanes: spec.lanes.max(1),
             recycle: spec.recycle.map_or(NONE, |other| first_role + other as u32),
-            gemm: u32::from(gemm),
+            tiles: u32::from(tiles),
             ctas: 0,
             cursor: self.words,
             claimed: self.words + 1,
@@ -521,33 +574,55 @@ impl Program {
                 (role.claim, role.window, self.words) = (2, window, self.words + 1 + count);
             }
         }
-        if gemm && role.claim == 2 {
-            return Err(unsupported("ready claims of GEMM tiles"));
+        if tiles && role.claim == 2 {
+            return Err(unsupported("ready claims of tiles"));
         }
-        if role.lanes > COPY_SLOTS / 4 + 1 {
-            return Err(unsupported(format!("{} lanes of a CTA", role.lanes)));
+        if role.lanes > MOVER_WARPS {
+            return Err(unsupported(format!("{} lanes of a CTA, at most {MOVER_WARPS}", role.lanes)));
         }
         for i in 0..peers.lists[0].len() {
             let task = &peers.lists[0][i];
-            if matches!(task.op, Op::GemmTile { .. }) != gemm {
-                return Err(unsupported("a role of GEMM tiles and other work"));
+            if is_tile(&task.op) != tiles {
+                return Err(unsupported("a role of tiles and other work"));
             }
-            if role.lanes > 1 && !matches!(task.op, Op::Copy { .. } | Op::Put { .. } | Op::Sync) {
-                return Err(unsupported(format!("{} by one of several lanes", task.op.name())));
+            let lanes = match task.op {
+                Op::Put { .. } | Op::Sync => MOVER_WARPS,
+                Op::Copy { engine: Engine::Bulk, .. } => COPY_SLOTS / 4 + 1,
+                _ => 1,
+            };
+            if role.lanes > lanes {
+                return Err(unsupported(format!("{} by one of {} lanes", task.op.name(), role.lanes)));
             }
             let lowered = self.lower_task(schedule, mode, rank, instance, &peers, i)?;
             self.tasks.push(lowered);
         }
-        let joins_gemm = |other: usize| {
-            let mut is = false;
-            schedule.for_each_task(rank, l, other, |task| is |= matches!(task.op, Op::GemmTile { .. }));
-            is
-        };
-        if spec.recycle.is_some_and(joins_gemm) {
-            return Err(unsupported("CTAs that join a role of GEMM tiles"));
-        }
+        Self::check_recycling(schedule, rank, l, r)?;
         self.roles.push(role);
         self.role_names.push(Some(RoleName { rank, launch: l, kind: spec.kind }));
+        Ok(())
+    }
+
+    /// A CTA comes to one role with tiles at most; one that began with other work ends with it.
+    fn check_recycling(schedule: &Schedule, rank: Rank, l: usize, r: usize) -> Result<(), HwError> {
+        let roles = &schedule.launches[l].roles;
+        let of_tiles = |role: usize| {
+            let mut is = false;
+            schedule.for_each_task(rank, l, role, |task| is |= is_tile(&task.op));
+            is
+        };
+        let mut chain = vec![of_tiles(r)];
+        let mut at = r;
+        while let Some(next) = roles[at].recycle {
+            if roles[next].claim == Claim::Strided {
+                return Err(unsupported("CTAs that join a role of strided claims"));
+            }
+            chain.push(of_tiles(next));
+            at = next;
+        }
+        let tiles = chain.iter().filter(|tiles| **tiles).count();
+        if tiles > 1 || (tiles == 1 && !chain[0] && chain.last() != Some(&true)) {
+            return Err(unsupported("CTAs that go on from tiles to which they came from other work"));
+        }
         Ok(())
     }
 
@@ -633,6 +708,57 @@ impl Program {
                     return Err(unsupported("k step flags that do not divide the steps"));
                 }
             }
+            Op::AttentionTile { .. } => {
+                self.lower_attention(&task.op, &mut lowered, &|region| arena(instance, region.buffer))?;
+            }
+            Op::AttentionMerge { parts, out } => {
+                lowered.op = code::MERGE;
+                (lowered.inputs, lowered.outputs) = (2 * parts.len() as u32, 2);
+                (lowered.rows, lowered.row_bytes) = (out.o.rows, out.o.row_bytes);
+                let shapes = regions.iter().enumerate().all(|(i, (_, region))| {
+                    region.blocks == 1 && region.rows == out.o.rows && region.row_bytes == [256, 4][i % 2]
+                });
+                if parts.len() > 4 || !out.o.rows.is_multiple_of(2) || !shapes {
+                    return Err(unsupported("merges of more than four parts, or of rows of other than 128 elements"));
+                }
+                for (on, region) in &regions {
+                    let device = self.region(arena(*on, region.buffer), region, None)?;
+                    self.regions.push(device);
+                }
+            }
+            Op::GatherRows { table, src, dst, in_flight_rows, load_store_overlap } => {
+                lowered.op = code::GATHER;
+                lowered.outputs = 1;
+                (lowered.blocks, lowered.rows, lowered.row_bytes) =
+                    (u32::from(*in_flight_rows).max(1), dst.rows, dst.row_bytes);
+                lowered.steps = self.sources.len() as u32;
+                lowered.flags = if *load_store_overlap { flag::OVERLAP } else { 0 };
+                if dst.blocks != 1 || dst.rows != table.len || !dst.row_bytes.is_multiple_of(16) {
+                    return Err(unsupported("gathers into other than one block of rows of whole 16 bytes"));
+                }
+                for index in table.start as usize..(table.start + table.len) as usize {
+                    let Some(entry) = peers.tables[0].get(index).copied().flatten() else {
+                        self.sources.push(None);
+                        continue;
+                    };
+                    let mirrored = mode == Mode::Mirror;
+                    let row = if mirrored { peers.mirrored_row(index, entry.dg)? } else { entry.row };
+                    let from = arena(target(At::local(entry.dg))?, *src);
+                    self.sources.push(Some((from, u64::from(row) * u64::from(dst.row_bytes))));
+                }
+                let device = self.region(arena(regions[0].0, dst.buffer), dst, None)?;
+                self.regions.push(device);
+            }
+            Op::Copy { engine: Engine::LdSt, .. } => {
+                // A sum of one input.
+                lowered.op = code::REDUCE;
+                (lowered.inputs, lowered.outputs) = (1, regions.len() as u32 - 1);
+                (lowered.blocks, lowered.rows, lowered.row_bytes) = shape(&regions[0].1);
+                for (on, region) in &regions {
+                    let device = self.region(arena(*on, region.buffer), region, None)?;
+                    self.regions.push(device);
+                }
+            }
             Op::Copy { .. } => {
                 lowered.op = code::COPY;
                 (lowered.inputs, lowered.outputs) = (1, regions.len() as u32 - 1);
@@ -663,9 +789,6 @@ impl Program {
             }
             Op::Put { dst: Place { at, .. }, queue, arrived, sent, .. } => {
                 lowered.op = code::PUT;
-                if sent.is_some() {
-                    return Err(unsupported("words that say a put is sent"));
-                }
                 let (src, dst) = (&regions[0], &regions[1]);
                 let mut runs = Vec::new();
                 for (_, region) in [src, dst] {
@@ -681,6 +804,7 @@ impl Program {
                     return Err(unsupported("puts of scattered bytes"));
                 }
                 let arrived = self.word(target(*at)?, *arrived);
+                let sent = sent.map(|flag| self.word(instance, flag).1);
                 let last = self.puts.len() - 1;
                 self.puts[last] = Some(PutCopy {
                     src: (arena(src.0, src.1.buffer), src.1.offset),
@@ -688,19 +812,60 @@ impl Program {
                     bytes: src.1.bytes(),
                     queue: *queue,
                     arrived,
+                    sent,
                 });
             }
             Op::Sync => lowered.op = code::SYNC,
-            other => return Err(unsupported(other.name())),
+            Op::Collective { .. } => return Err(unsupported(task.op.name())),
         }
         let same = |d: &(u32, Region)| shape(&d.1) == shape(&regions[0].1);
-        if lowered.op != code::GEMM && !regions.iter().all(same) {
+        let alike = !matches!(lowered.op, code::GEMM | code::ATTENTION | code::MERGE);
+        if alike && !regions.iter().all(same) {
             return Err(unsupported("moves between regions of different shapes"));
         }
         if matches!(lowered.op, code::REDUCE | code::FILL) && !lowered.row_bytes.is_multiple_of(16) {
             return Err(unsupported("rows that are no whole vectors of 16 bytes"));
         }
         Ok(lowered)
+    }
+
+    fn lower_attention(
+        &mut self,
+        op: &Op,
+        lowered: &mut DeviceTask,
+        arena: &dyn Fn(&Region) -> u32,
+    ) -> Result<(), HwError> {
+        let Op::AttentionTile { q, k, v, state, out, first, last, tile, stages, .. } = op else { return Ok(()) };
+        let name = format!("attend_{}", tile[0]);
+        if !matches!(tile, [128 | 192, 128]) || *stages != 2 || (!self.entry.is_empty() && self.entry != name) {
+            return Err(unsupported("attention tiles other than 192 or 128 x 128 with 2 stages, or of several kinds"));
+        }
+        let heads = |region: &Region, rows: u32| {
+            region.blocks == 1 && region.row_bytes == 256 && region.row_pitch == 256 && region.rows.is_multiple_of(rows)
+        };
+        if !heads(q, tile[0].into()) || !heads(k, 128) || !heads(v, 128) {
+            return Err(unsupported("heads of other than 128 elements, or rows of Q, K or V that do not touch"));
+        }
+        self.entry = name;
+        lowered.op = code::ATTENTION;
+        lowered.steps = op.steps();
+        lowered.flags = u32::from(*first) * flag::FIRST + u32::from(*last) * flag::LAST;
+        lowered.inputs = 3;
+        for (region, rows) in [(q, tile[0].into()), (k, 128), (v, 128)] {
+            let device = self.region(arena(region), region, Some(MapKind::Heads(rows)))?;
+            self.regions.push(device);
+        }
+        if let Some(state) = state.as_ref().filter(|_| !(*first && *last)) {
+            let device = self.region(arena(state), state, None)?;
+            self.regions.push(device);
+        }
+        if let Some(out) = out.as_ref().filter(|_| *last) {
+            lowered.outputs = 2;
+            let o = self.region(arena(&out.o), &out.o, Some(MapKind::Heads(64)))?;
+            let l = self.region(arena(&out.l), &out.l, None)?;
+            self.regions.extend([o, l]);
+        }
+        Ok(())
     }
 
     fn region(&mut self, arena: u32, region: &Region, map: Option<MapKind>) -> Result<DeviceRegion, HwError> {

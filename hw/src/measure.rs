@@ -7,13 +7,16 @@
 use crate::device::HwError;
 use crate::launch::{MAX_BATCH, RunTime, Runner};
 use crate::lower::{Mode, Program};
-use crate::memory::DeviceMemory;
-use crate::values::random::{element, mix};
+use crate::values::random::element;
 use half::bf16;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use tilewire_kernels::kernel::Slice;
-use tilewire_kernels::schedule::{Access, At, BufferUse, Region};
-use tilewire_kernels::{Kernel, Problem, Rank, Schedule, Spec};
+use tilewire_kernels::schedule::{Access, At, BufferId, BufferUse, Op, Region};
+use tilewire_kernels::{Kernel, Rank, Schedule, Spec};
+
+pub use crate::samples::compare_samples;
 
 /// Values compared with the reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -29,74 +32,111 @@ pub struct Compared {
 /// An error below this is never wrong.
 const ABSOLUTE: f64 = 1e-6;
 
+/// Bytes of a buffer; ranks that hold the same share them.
+type Bytes = Arc<Vec<u8>>;
+
 /// Input bytes of every rank, the same for every split.
 pub struct Inputs {
     /// By rank number and buffer; empty for buffers that are no input.
-    bytes: Vec<Vec<Vec<u8>>>,
-    /// With the number of the rank.
-    slices: Vec<(usize, Slice)>,
+    bytes: Vec<Vec<Bytes>>,
+    /// Slices, with the number of the rank, by tensor and first row.
+    slices: BTreeMap<(&'static str, u64), Vec<(usize, Slice)>>,
 }
 
 /// Random inputs.
 pub fn inputs(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, mode: Mode, seed: u64) -> Inputs {
     let cluster = schedule.cluster;
-    let slices = cluster
-        .iter()
-        .flat_map(|rank| kernel.inputs(spec, rank).into_iter().map(move |slice| (cluster.number(rank), slice)))
-        .collect();
-    Inputs { bytes: input_bytes(schedule, kernel, spec, mode, seed), slices }
+    let mut slices: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for rank in cluster.iter() {
+        for slice in kernel.inputs(spec, rank) {
+            slices.entry((slice.tensor, slice.row)).or_default().push((cluster.number(rank), slice));
+        }
+    }
+    let random = |rank| random_bytes(schedule, &kernel.inputs(spec, rank), seed);
+    let bytes = match mode {
+        Mode::Mirror => {
+            let own = random(Rank { node: 0, gpu: 0 });
+            cluster.iter().map(|rank| mirrored(schedule, &own, rank)).collect()
+        }
+        Mode::Virtual | Mode::Cluster => cluster.iter().map(random).collect(),
+    };
+    Inputs { bytes, slices }
 }
 
-fn input_bytes(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, mode: Mode, seed: u64) -> Vec<Vec<Vec<u8>>> {
-    let blank = || {
-        let bytes = |b: &tilewire_kernels::schedule::Buffer| {
-            if b.usage == BufferUse::Input { vec![0xFF; b.bytes as usize] } else { Vec::new() }
-        };
-        schedule.buffers.iter().map(bytes).collect::<Vec<Vec<u8>>>()
-    };
-    let mut all: Vec<Vec<Vec<u8>>> = schedule.cluster.iter().map(|_| blank()).collect();
-    for rank in schedule.cluster.iter() {
-        let number = schedule.cluster.number(rank);
-        if mode == Mode::Mirror && number > 0 {
-            continue;
-        }
-        for slice in kernel.inputs(spec, rank) {
-            let bytes = &mut all[number][usize::from(slice.region.buffer.0)];
-            for_each_element(&slice, |row, col, at| {
-                let value = bf16::from_f64(element(seed, slice.tensor, row, col));
-                bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
-            });
-        }
-    }
-    if mode == Mode::Mirror {
-        let origin = Rank { node: 0, gpu: 0 };
-        let regions = |rank| {
-            let mut regions = Vec::new();
-            for (l, r) in schedule.role_indices() {
-                schedule.for_each_task(rank, l, r, |task| {
-                    task.op.for_each_access(|at, region, access| {
-                        if at == At::ME && access == Access::Read {
-                            regions.push(*region);
+/// By buffer: random elements where a slice lies, poison elsewhere.
+fn random_bytes(schedule: &Schedule, slices: &[Slice], seed: u64) -> Vec<Bytes> {
+    let is_input = |b: &tilewire_kernels::schedule::Buffer| b.usage == BufferUse::Input;
+    let blank = schedule.buffers.iter().map(|b| vec![0xFF; if is_input(b) { b.bytes as usize } else { 0 }]);
+    let mut all: Vec<Vec<u8>> = blank.collect();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    for slice in slices {
+        // Input slices are matrices of one block.
+        let (pitch, bytes) = (slice.region.row_pitch as usize, &mut all[usize::from(slice.region.buffer.0)]);
+        let from = slice.region.offset as usize;
+        let end = bytes.len().min(from + slice.rows as usize * pitch);
+        let rows_each = slice.rows.div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            for (part, bytes) in (0..).zip(bytes[from..end].chunks_mut(rows_each as usize * pitch)) {
+                scope.spawn(move || {
+                    for (row, bytes) in (slice.row + part * rows_each..).zip(bytes.chunks_mut(pitch)) {
+                        for (col, bytes) in (slice.col..slice.col + slice.cols).zip(bytes.chunks_exact_mut(2)) {
+                            let value = bf16::from_f64(element(seed, slice.tensor, row, col));
+                            bytes.copy_from_slice(&value.to_le_bytes());
                         }
-                    });
+                    }
                 });
             }
-            regions
-        };
-        let own = regions(origin);
-        let (first, rest) = all.split_at_mut(1);
-        for (bytes, rank) in rest.iter_mut().zip(schedule.cluster.iter().skip(1)) {
-            let mut done = std::collections::BTreeSet::new();
-            for (from, to) in own.iter().zip(regions(rank)) {
-                let buffer = usize::from(from.buffer.0);
-                let input = schedule.buffers[buffer].usage == BufferUse::Input;
-                if input && done.insert((buffer, to.offset, to.row_bytes, to.rows)) {
-                    copy_region(&first[0][buffer], from, &mut bytes[buffer], &to);
-                }
+        });
+    }
+    all.into_iter().map(Arc::new).collect()
+}
+
+/// What a rank holds that (0, 0) stands for, which holds `own`.
+fn mirrored(schedule: &Schedule, own: &[Bytes], rank: Rank) -> Vec<Bytes> {
+    let pairs = || {
+        let from = input_reads(schedule, Rank { node: 0, gpu: 0 });
+        from.into_iter().zip(input_reads(schedule, rank))
+    };
+    let moved: BTreeSet<BufferId> = pairs().filter(|(from, to)| from != to).map(|(from, _)| from.buffer).collect();
+    let mut bytes = own.to_vec();
+    for &buffer in &moved {
+        let index = usize::from(buffer.0);
+        let mut there = vec![0xFF; own[index].len()];
+        let mut done = BTreeSet::new();
+        for (from, to) in pairs().filter(|(from, _)| from.buffer == buffer) {
+            if done.insert((to.offset, to.row_bytes, to.rows)) {
+                copy_region(&own[index], &from, &mut there, &to);
             }
         }
+        bytes[index] = Arc::new(there);
     }
-    all
+    bytes
+}
+
+/// Regions of inputs that a rank's tasks read on the rank itself, and rows that gathers read anywhere.
+fn input_reads(schedule: &Schedule, rank: Rank) -> Vec<Region> {
+    let mut regions = Vec::new();
+    let table = schedule.source.table(rank);
+    let is_input = |buffer: BufferId| schedule.buffer(buffer).usage == BufferUse::Input;
+    for (l, r) in schedule.role_indices() {
+        schedule.for_each_task(rank, l, r, |task| {
+            task.op.for_each_access(|at, region, access| {
+                if at == At::ME && access == Access::Read && is_input(region.buffer) {
+                    regions.push(*region);
+                }
+            });
+            if let Op::GatherRows { table: slice, src, dst, .. } = task.op
+                && is_input(src)
+            {
+                let entries = &table[slice.start as usize..][..slice.len as usize];
+                regions.extend(entries.iter().flatten().map(|entry| {
+                    let offset = u64::from(entry.row) * u64::from(dst.row_bytes);
+                    Region::contiguous(src, offset, 1, dst.row_bytes)
+                }));
+            }
+        });
+    }
+    regions
 }
 
 fn copy_region(src: &[u8], from: &Region, dst: &mut [u8], to: &Region) {
@@ -109,25 +149,12 @@ fn copy_region(src: &[u8], from: &Region, dst: &mut [u8], to: &Region) {
     }
 }
 
-/// Calls `f(row, column, byte)` for the elements of a bf16 slice.
-fn for_each_element(slice: &Slice, mut f: impl FnMut(u64, u64, usize)) {
-    let mut index = 0;
-    slice.region.for_each_run(|start, bytes| {
-        for i in 0..bytes / 2 {
-            f(slice.row + index / slice.cols, slice.col + index % slice.cols, (start + i * 2) as usize);
-            index += 1;
-        }
-    });
-}
-
 impl Inputs {
     /// Element (row, col) of a logical tensor, wherever it lies; NaN where no rank holds it.
-    fn value(&self, tensor: &'static str, row: u64, col: u64) -> f64 {
-        let inside = |s: &Slice| {
-            s.tensor == tensor && (s.row..s.row + s.rows).contains(&row) && (s.col..s.col + s.cols).contains(&col)
-        };
-        let Some((number, slice)) = self.slices.iter().find(|(_, slice)| inside(slice)) else { return f64::NAN };
-        // Input slices are matrices of one block.
+    pub(crate) fn value(&self, tensor: &'static str, row: u64, col: u64) -> f64 {
+        let inside = |s: &Slice| (s.row..s.row + s.rows).contains(&row) && (s.col..s.col + s.cols).contains(&col);
+        let near = self.slices.range((tensor, 0)..=(tensor, row)).next_back().map_or(&[][..], |(_, near)| near);
+        let Some((number, slice)) = near.iter().find(|(_, slice)| inside(slice)) else { return f64::NAN };
         let at = (slice.region.offset + (row - slice.row) * slice.region.row_pitch + (col - slice.col) * 2) as usize;
         let bytes = &self.bytes[*number][usize::from(slice.region.buffer.0)];
         f64::from(bf16::from_le_bytes([bytes[at], bytes[at + 1]]))
@@ -162,9 +189,10 @@ impl Inputs {
             for expected in kernel.reference(spec, rank, &|tensor, row, col| self.value(tensor, row, col)) {
                 let got = read(instance * buffers + usize::from(expected.region.buffer.0))?;
                 let mut index = 0;
+                let size = schedule.buffer(expected.region.buffer).dtype.bytes();
                 expected.region.for_each_run(|start, bytes| {
-                    for i in 0..bytes / 2 {
-                        let have = f64::from(bf16::from_bits(got[(start / 2 + i) as usize]));
+                    for at in (start..start + bytes).step_by(size as usize) {
+                        let have = number(&got, at, size);
                         compared.add(have, expected.values[index], expected.magnitudes[index], expected.roundings);
                         index += 1;
                     }
@@ -184,7 +212,7 @@ impl Inputs {
         for (index, arena) in (runner.first_arena()..).zip(&runner.arenas) {
             let bytes = &self.bytes[index / buffers][index % buffers];
             if !bytes.is_empty() {
-                arena.write(0, bytes)?;
+                arena.write(0, &bytes[..])?;
             }
         }
         Ok(())
@@ -202,6 +230,15 @@ impl Inputs {
     }
 }
 
+/// The bf16 or f32 number at a byte.
+pub(crate) fn number(halves: &[u16], byte: u64, size: u64) -> f64 {
+    let at = byte as usize / 2;
+    if size == 2 {
+        return f64::from(bf16::from_bits(halves[at]));
+    }
+    f64::from(f32::from_bits(u32::from(halves[at]) | u32::from(halves[at + 1]) << 16))
+}
+
 impl Compared {
     /// Takes what another comparison found.
     pub fn join(&mut self, other: Self) {
@@ -210,7 +247,7 @@ impl Compared {
         self.worst = self.worst.max(other.worst);
     }
 
-    fn add(&mut self, have: f64, want: f64, magnitude: f64, roundings: u32) {
+    pub(crate) fn add(&mut self, have: f64, want: f64, magnitude: f64, roundings: u32) {
         let bound = f64::from(roundings + 1) / 256.0 * magnitude + ABSOLUTE;
         let error = (have - want).abs();
         self.elements += 1;
@@ -236,83 +273,6 @@ pub fn compare(
     let program = runner.program();
     let read = |arena: usize| runner.arenas[arena - runner.first_arena()].read(program.arenas[arena] as usize / 2);
     inputs.compare(program, schedule, kernel, spec, read)
-}
-
-/// Elements that are not a number, of the first `elements`.
-fn poisoned(arena: &DeviceMemory, elements: usize) -> Result<u64, HwError> {
-    let mut part = vec![0_u16; elements.min(1 << 24)];
-    let (mut at, mut found) = (0, 0);
-    while at < elements {
-        let part = &mut part[..(elements - at).min(1 << 24)];
-        arena.read_into(at * 2, part)?;
-        // All exponent bits and a bit of the mantissa.
-        found += part.iter().filter(|&&bits| bits & 0x7FFF > 0x7F80).count() as u64;
-        at += part.len();
-    }
-    Ok(found)
-}
-
-/// Where an output of a rank comes from, for kernels whose outputs are one matrix of products.
-struct Product {
-    /// Of the logical product.
-    first_row: u64,
-    /// Likewise.
-    first_col: u64,
-    depth: u64,
-    rows: u64,
-    cols: u64,
-    roundings: u32,
-}
-
-fn product(kernel: &dyn Kernel, spec: &Spec, rank: Rank) -> Option<Product> {
-    let Problem::Gemm { m, n, k } = spec.problem else { return None };
-    let (cluster, ranks) = (spec.cluster, spec.cluster.ranks() as u64);
-    let roundings = 2 * ranks as u32 + 3;
-    let sum = Product { first_row: 0, first_col: 0, depth: ranks * k, rows: m, cols: n, roundings };
-    match kernel.name() {
-        "ag_gemm" => Some(Product { depth: k, roundings: 1, first_col: cluster.number(rank) as u64 * n, ..sum }),
-        "gemm_rs" if spec.options.word("output") == "per_rank" => {
-            let slice = u64::from(rank.gpu) * (m / u64::from(cluster.gpus_per_node));
-            let first_row = slice + u64::from(rank.node) * (m / ranks);
-            Some(Product { first_row, rows: m / ranks, ..sum })
-        }
-        "gemm_ar" => Some(sum),
-        _ => None,
-    }
-}
-
-/// Compares `count` outputs of the runner's first rank, spread over the whole matrix, and looks for poison in all others. None for
-/// kernels whose outputs are no products.
-///
-/// # Errors
-/// [`HwError::Cuda`].
-pub fn compare_samples(
-    runner: &Runner<'_>,
-    schedule: &Schedule,
-    kernel: &dyn Kernel,
-    spec: &Spec,
-    inputs: &Inputs,
-    count: u64,
-) -> Result<Option<Compared>, HwError> {
-    let rank = schedule.cluster.rank(runner.program().gpu as usize);
-    let Some(product) = product(kernel, spec, rank) else { return Ok(None) };
-    let Some(output) = schedule.buffers.iter().position(|b| b.usage == BufferUse::Output) else { return Ok(None) };
-    let (arena, elements) = (&runner.arenas[output], product.rows * product.cols);
-    let mut compared = Compared { wrong: poisoned(arena, elements as usize)?, ..Compared::default() };
-    for sample in 0..count {
-        let at = mix(sample) % elements;
-        let got: u16 = arena.read_at(at as usize * 2, 1)?[0];
-        let (row, col) = (at / product.cols, at % product.cols);
-        let (mut want, mut magnitude) = (0.0, 0.0);
-        for depth in 0..product.depth {
-            let term =
-                inputs.value("a", product.first_row + row, depth) * inputs.value("b", depth, product.first_col + col);
-            want += term;
-            magnitude += f64::abs(term);
-        }
-        compared.add(f64::from(bf16::from_bits(got)), want, magnitude, product.roundings);
-    }
-    Ok(Some(compared))
 }
 
 /// First quartile, median and third quartile; of no values, not numbers.

@@ -10,9 +10,10 @@
 use crate::device::{Device, HwError, Module, check};
 use crate::memory::{DeviceMemory, SharedMemory};
 use cudarc::driver::sys;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A driver's copy from device memory to device memory of the same GPU.
@@ -35,7 +36,11 @@ pub(crate) struct Posting {
     pub(crate) dst: u64,
     pub(crate) bytes: u64,
     pub(crate) queue: u16,
+    /// Rank that sends it.
+    pub(crate) link: u32,
     pub(crate) arrived: u64,
+    /// Address of the counter of read sources, or 0.
+    pub(crate) sent: u64,
 }
 
 /// Streams of the queues and the way to copy.
@@ -47,6 +52,42 @@ pub struct Proxy {
     pub method: CopyMethod,
     /// What became of each method that was tried beside a kernel that owns every SM: time of 1 MiB, none if it starved.
     pub tried: Vec<(CopyMethod, Option<Duration>)>,
+    /// Raises words apart from copies.
+    words: Stream,
+    /// By queue: copies done, counted over all runs.
+    landed: SharedMemory,
+    pacing: Option<Pacing>,
+}
+
+/// An emulated fabric. Every rank has one link, which takes its puts one after the other: each holds it for its bytes at
+/// the bandwidth, and for no less than a message's share of the message rate. It lands a latency later, or when its copy
+/// is done, if that is later: no fabric faster than the copy can be emulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pacing {
+    /// From the end of a put's time on the link to its arrival, on top of the proxy's own.
+    pub latency_ns: u64,
+    /// Of a link.
+    pub bytes_per_s: u64,
+    /// Of a link.
+    pub messages_per_s: u64,
+}
+
+impl Pacing {
+    /// Time that a put holds its link.
+    fn service(&self, bytes: u64) -> Duration {
+        let ns =
+            |amount: u64, per_s: u64| (u128::from(amount) * 1_000_000_000).div_ceil(u128::from(per_s.max(1))) as u64;
+        Duration::from_nanos(ns(bytes, self.bytes_per_s).max(ns(1, self.messages_per_s)))
+    }
+}
+
+/// A put on its way.
+struct Flying {
+    put: Posting,
+    /// Value of the queue's counter when its copy is done.
+    copied: u32,
+    /// When it lands.
+    due: Instant,
 }
 
 /// A stream, and host memory for copies that go there.
@@ -54,6 +95,8 @@ pub struct Proxy {
 struct Queue {
     stream: Stream,
     bounce: SharedMemory,
+    /// Copies that tell when they are done.
+    posted: AtomicU32,
 }
 
 /// Bytes of a queue's host memory; larger puts go piece by piece.
@@ -158,7 +201,9 @@ impl Proxy {
     /// # Errors
     /// [`HwError::NoCopyEngine`], [`HwError::Cuda`].
     pub fn new(device: Device, module: Module, queues: u16) -> Result<Self, HwError> {
-        let queue = |_| Ok(Queue { stream: Stream::new()?, bounce: SharedMemory::new(BOUNCE_BYTES)? });
+        let queue = |_| {
+            Ok(Queue { stream: Stream::new()?, bounce: SharedMemory::new(BOUNCE_BYTES)?, posted: AtomicU32::new(0) })
+        };
         let queues = (0..queues.max(1)).map(queue).collect::<Result<Vec<_>, HwError>>()?;
         let mut tried = Vec::new();
         for method in [CopyMethod::Batch, CopyMethod::Matrix, CopyMethod::Plain, CopyMethod::Host] {
@@ -167,10 +212,22 @@ impl Proxy {
         let Some(&(method, _)) = tried.iter().find(|(_, time)| time.is_some()) else {
             return Err(HwError::NoCopyEngine);
         };
-        Ok(Self { device, queues, method, tried })
+        let landed = SharedMemory::new(queues.len() * 4)?;
+        Ok(Self { device, queues, method, tried, words: Stream::new()?, landed, pacing: None })
     }
 
-    /// Carries out the puts of a run, whose commands come in these slots, until all are posted or `stop` is set.
+    /// From now on, emulates a fabric: see [`Pacing`].
+    pub const fn pace(&mut self, pacing: Option<Pacing>) {
+        self.pacing = pacing;
+    }
+
+    /// What this proxy emulates.
+    pub const fn pacing(&self) -> Option<Pacing> {
+        self.pacing
+    }
+
+    /// Carries out the puts of a run, whose commands come in these slots, until all have landed or `stop` is set with
+    /// some never asked for.
     pub(crate) fn serve(
         &self,
         fifo: &SharedMemory,
@@ -180,34 +237,83 @@ impl Proxy {
         stop: &AtomicBool,
     ) -> Result<(), HwError> {
         self.device.make_current()?;
-        for slot in slots {
-            let task = loop {
-                let command: u64 = fifo.get(slot);
-                if command >> 32 == u64::from(run) {
-                    break (command & u64::from(u32::MAX)) as usize - 1;
+        let mut links = vec![Instant::now(); postings.iter().map(|put| put.link as usize + 1).max().unwrap_or(0)];
+        let mut flying: Vec<VecDeque<Flying>> = self.queues.iter().map(|_| VecDeque::new()).collect();
+        let mut sent: HashMap<u64, u32> = HashMap::new();
+        let mut slot = slots.start;
+        while slot < slots.end || flying.iter().any(|queue| !queue.is_empty()) {
+            // Before the look at the FIFO: what a launch asked for before it ended is there.
+            let stopped = stop.load(Ordering::Acquire);
+            let command: u64 = if slot < slots.end { fifo.get(slot) } else { 0 };
+            if command >> 32 == u64::from(run) {
+                std::sync::atomic::fence(Ordering::Acquire);
+                let put = postings[(command & u64::from(u32::MAX)) as usize - 1];
+                slot += 1;
+                let number = usize::from(put.queue) % self.queues.len();
+                if let Some(lands) = self.post(&put, number, &mut links[put.link as usize])? {
+                    flying[number].push_back(lands);
                 }
-                if stop.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                std::hint::spin_loop();
-            };
-            std::sync::atomic::fence(Ordering::Acquire);
-            let put = postings[task];
-            let queue = &self.queues[usize::from(put.queue) % self.queues.len()];
-            let stream = &queue.stream;
-            if put.bytes > 0 {
-                copy(self.method, put.dst, put.src, put.bytes, queue)?;
+            } else if stopped && slot < slots.end {
+                return Ok(());
             }
-            // SAFETY: the word is inside the words' allocation.
-            check("cuStreamWriteValue32", unsafe { sys::cuStreamWriteValue32_v2(stream.0, put.arrived, 1, 0) })?;
+            for (number, queue) in flying.iter_mut().enumerate() {
+                let landed: u32 = self.landed.get(number);
+                let lands = |put: &mut Flying| reached(landed, put.copied) && Instant::now() >= put.due;
+                while queue.front_mut().is_some_and(lands) {
+                    let Some(Flying { put, .. }) = queue.pop_front() else { break };
+                    write(&self.words, put.arrived, 1)?;
+                    if put.sent != 0 {
+                        let sent = sent.entry(put.sent).or_default();
+                        *sent += 1;
+                        write(&self.words, put.sent, *sent)?;
+                    }
+                }
+            }
+            if stopped {
+                // A launch that failed takes its context along: no copy lands any more.
+                self.queues.iter().try_for_each(|queue| queue.stream.is_done().map(drop))?;
+            }
+            std::hint::spin_loop();
         }
         Ok(())
     }
 
+    /// Starts a put's copy. Without pacing its arrival word follows in the stream; else, and when someone counts the puts
+    /// that have left, the serving loop raises it.
+    fn post(&self, put: &Posting, number: usize, link: &mut Instant) -> Result<Option<Flying>, HwError> {
+        let queue = &self.queues[number];
+        if put.bytes > 0 {
+            copy(self.method, put.dst, put.src, put.bytes, queue)?;
+        }
+        if self.pacing.is_none() && put.sent == 0 {
+            write(&queue.stream, put.arrived, 1)?;
+            return Ok(None);
+        }
+        let now = Instant::now();
+        let due = self.pacing.map_or(now, |pacing| {
+            *link = now.max(*link) + pacing.service(put.bytes);
+            *link + Duration::from_nanos(pacing.latency_ns)
+        });
+        let copied = queue.posted.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        write(&queue.stream, self.landed.address + number as u64 * 4, copied)?;
+        Ok(Some(Flying { put: *put, copied, due }))
+    }
+
     /// Waits until all posted puts are over.
     pub(crate) fn drain(&self) -> Result<(), HwError> {
-        self.queues.iter().try_for_each(|queue| queue.stream.synchronize())
+        self.queues.iter().try_for_each(|queue| queue.stream.synchronize())?;
+        self.words.synchronize()
     }
+}
+
+fn write(stream: &Stream, word: u64, value: u32) -> Result<(), HwError> {
+    // SAFETY: the word is inside an allocation that outlives the stream's work.
+    check("cuStreamWriteValue32", unsafe { sys::cuStreamWriteValue32_v2(stream.0, word, value, 0) })
+}
+
+/// Whether a counter that may wrap has come to a value.
+const fn reached(counter: u32, value: u32) -> bool {
+    counter.wrapping_sub(value) < 1 << 31
 }
 
 /// How long a copy and a word write take while a kernel owns every SM; none if they do not end before it does.
@@ -253,4 +359,22 @@ fn time_beside(device: Device, module: Module, method: CopyMethod, queue: &Queue
     on.synchronize()?;
     stream.synchronize()?;
     Ok(done.filter(|_| held))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_put_holds_its_link_for_its_bytes_or_its_share_of_the_message_rate() {
+        let pacing = Pacing { latency_ns: 3_000, bytes_per_s: 50_000_000_000, messages_per_s: 1_000_000 };
+        assert_eq!(pacing.service(500_000), Duration::from_micros(10));
+        assert_eq!(pacing.service(0), Duration::from_micros(1));
+    }
+
+    #[test]
+    fn counters_wrap() {
+        assert!(reached(5, 5) && reached(6, 5) && !reached(4, 5));
+        assert!(reached(1, u32::MAX) && !reached(u32::MAX, 1));
+    }
 }

@@ -72,9 +72,9 @@ fn compute_only(program: &mut Program) {
 
 fn comm_only(program: &mut Program) {
     for role in &mut program.roles {
-        role.gemm = 0;
+        role.tiles = 0;
     }
-    for task in program.tasks.iter_mut().filter(|task| task.op == code::GEMM) {
+    for task in program.tasks.iter_mut().filter(|task| matches!(task.op, code::GEMM | code::ATTENTION)) {
         task.op = code::SYNC;
         task.start_waits += task.step_waits + task.output_waits;
         (task.step_waits, task.output_waits) = (0, 0);

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use tilewire_hw::device::{Device, HwError};
-use tilewire_hw::lower::{DeviceRegion, DeviceTask, Mode, Program, code, lower, lower_cluster};
+use tilewire_hw::lower::{DeviceRegion, DeviceTask, MapKind, Mode, Program, code, flag, lower, lower_cluster};
 use tilewire_hw::measure::{Compared, Inputs, inputs};
 use tilewire_hw::reduced::{Part, reduced};
 use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Schedule, Spec, kernel};
@@ -17,16 +17,20 @@ struct Machine<'a> {
 
 impl Machine<'_> {
     fn run(&mut self) {
-        let mut left: Vec<(usize, usize)> = Vec::new();
+        let mut left: Vec<(usize, usize, usize)> = Vec::new();
         for (gpu, program) in self.programs.iter().enumerate() {
             for role in &program.roles {
-                left.extend((role.first_task..role.first_task + role.tasks).map(|task| (gpu, task as usize)));
+                let tasks = (role.first_task..role.first_task + role.tasks).map(|task| task as usize);
+                left.extend(tasks.map(|task| (gpu, launch_of(program, task), task)));
             }
         }
         while !left.is_empty() {
             let before = left.len();
-            left.retain(|&(gpu, task)| !self.try_task(gpu, task));
-            let (gpu, task) = *left.first().unwrap_or(&(0, 0));
+            // A launch begins when the one before it has ended.
+            let first_left = |gpu| left.iter().filter(|(g, ..)| *g == gpu).map(|(_, launch, _)| *launch).min();
+            let running: Vec<Option<usize>> = (0..self.programs.len()).map(first_left).collect();
+            left.retain(|&(gpu, launch, task)| running[gpu] != Some(launch) || !self.try_task(gpu, task));
+            let (gpu, _, task) = *left.first().unwrap_or(&(0, 0, 0));
             let first = self.programs[gpu].tasks[task];
             assert!(left.len() < before, "{before} tasks are stuck, the first is {first:?} of GPU {gpu}");
         }
@@ -49,8 +53,14 @@ impl Machine<'_> {
                 let data = self.arenas[put.src.0 as usize][from..from + count].to_vec();
                 self.arenas[put.dst.0 as usize][to..to + count].copy_from_slice(&data);
                 self.words[put.arrived.0 as usize][put.arrived.1 as usize] += 1;
+                if let Some(sent) = put.sent {
+                    self.words[gpu][sent as usize] += 1;
+                }
             }
             code::SYNC => {}
+            code::GATHER => self.gather(program, &task),
+            code::ATTENTION => self.attention(program, &task),
+            code::MERGE => self.merge(program, &task),
             _ => self.moves(program, &task),
         }
         for signal in &program.signals[task.first_signal as usize..][..task.signals as usize] {
@@ -83,6 +93,106 @@ impl Machine<'_> {
         }
     }
 
+    fn gather(&mut self, program: &Program, task: &DeviceTask) {
+        let dst = &program.regions[task.first_region as usize];
+        for row in 0..task.rows as usize {
+            let to = (dst.address as usize + row * dst.row_pitch as usize) / 2;
+            let elements = task.row_bytes as usize / 2;
+            let data = match program.sources[task.steps as usize + row] {
+                None => vec![0; elements],
+                Some((arena, offset)) => self.arenas[arena as usize][offset as usize / 2..][..elements].to_vec(),
+            };
+            self.arenas[dst.arena as usize][to..to + elements].copy_from_slice(&data);
+        }
+    }
+
+    fn f32(&self, region: &DeviceRegion, index: usize) -> f32 {
+        let at = region.address as usize / 2 + index * 2;
+        let halves = &self.arenas[region.arena as usize];
+        f32::from_bits(u32::from(halves[at]) | u32::from(halves[at + 1]) << 16)
+    }
+
+    fn set_f32(&mut self, region: &DeviceRegion, index: usize, value: f32) {
+        let at = region.address as usize / 2 + index * 2;
+        let halves = &mut self.arenas[region.arena as usize];
+        (halves[at], halves[at + 1]) = (value.to_bits() as u16, (value.to_bits() >> 16) as u16);
+    }
+
+    /// Blocks of heads by their tensor maps; the state row by row, which the device lays out in its own way.
+    fn attention(&mut self, program: &Program, task: &DeviceTask) {
+        const DIM: usize = 128;
+        let regions = &program.regions[task.first_region as usize..];
+        let (first, last) = (task.flags & flag::FIRST != 0, task.flags & flag::LAST != 0);
+        let state = (!(first && last)).then(|| regions[3]);
+        let at = |r: &DeviceRegion, row: usize, column: usize| {
+            let map = &program.maps[r.map as usize];
+            assert_eq!((map.pitch, r.column_block), (256, 0));
+            (map.arena as usize, (r.row as usize + row) * DIM + column)
+        };
+        let MapKind::Heads(rows) = program.maps[regions[0].map as usize].kind else { panic!("Q has boxes of heads") };
+        let keys = task.steps as usize * 128;
+        let floats = |r: &DeviceRegion, rows: usize| -> Vec<f32> {
+            let places = (0..rows).flat_map(|row| (0..DIM).map(move |c| (row, c)));
+            places
+                .map(|(row, c)| at(r, row, c))
+                .map(|(arena, i)| bf16::from_bits(self.arenas[arena][i]).to_f32())
+                .collect()
+        };
+        let (q, k, v) = (floats(&regions[0], rows as usize), floats(&regions[1], keys), floats(&regions[2], keys));
+        for (row, q) in q.chunks_exact(DIM).enumerate() {
+            let old = |i: usize| state.map_or(0.0, |state| self.f32(&state, row * (DIM + 2) + i));
+            let (mut o, mut top, mut sum) = (vec![0f32; DIM], f32::NEG_INFINITY, 0f32);
+            if !first {
+                (o, top, sum) = ((0..DIM).map(old).collect(), old(DIM), old(DIM + 1));
+            }
+            let scores: Vec<f32> = k
+                .chunks_exact(DIM)
+                .map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() / (DIM as f32).sqrt())
+                .collect();
+            let new_top = scores.iter().copied().fold(top, f32::max);
+            let rescale = (top - new_top).exp();
+            o.iter_mut().for_each(|o| *o *= rescale);
+            sum *= rescale;
+            for (score, v) in scores.iter().zip(v.chunks_exact(DIM)) {
+                let p = (score - new_top).exp();
+                sum += p;
+                o.iter_mut().zip(v).for_each(|(o, v)| *o += bf16::from_f32(p).to_f32() * v);
+            }
+            if last {
+                let (out, log) = if first { (regions[3], regions[4]) } else { (regions[4], regions[5]) };
+                for (c, o) in o.iter().enumerate() {
+                    let (arena, element) = at(&out, row, c);
+                    self.arenas[arena][element] = bf16::from_f32(o / sum).to_bits();
+                }
+                self.set_f32(&log, row, new_top + sum.ln());
+            } else {
+                let state = state.expect("a tile that is not the last has a state");
+                o.into_iter().chain([new_top, sum]).enumerate().for_each(|(i, value)| {
+                    self.set_f32(&state, row * (DIM + 2) + i, value);
+                });
+            }
+        }
+    }
+
+    fn merge(&mut self, program: &Program, task: &DeviceTask) {
+        let regions = &program.regions[task.first_region as usize..][..(task.inputs + 2) as usize];
+        let (parts, out) = regions.split_at(task.inputs as usize);
+        for row in 0..task.rows as usize {
+            let logs: Vec<f32> = parts.chunks_exact(2).map(|part| self.f32(&part[1], row)).collect();
+            let top = logs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let all: f32 = logs.iter().map(|log| (log - top).exp()).sum();
+            for c in 0..128 {
+                let at = |r: &DeviceRegion| (r.arena as usize, r.address as usize / 2 + row * 128 + c);
+                let value = |(arena, i): (usize, usize)| bf16::from_bits(self.arenas[arena][i]).to_f32();
+                let sum: f32 =
+                    parts.chunks_exact(2).zip(&logs).map(|(part, log)| (log - top).exp() * value(at(&part[0]))).sum();
+                let (arena, element) = at(&out[0]);
+                self.arenas[arena][element] = bf16::from_f32(sum / all).to_bits();
+            }
+            self.set_f32(&out[1], row, top + all.ln());
+        }
+    }
+
     /// Operands and outputs by their tensor maps, as the copy engine sees them.
     fn gemm(&mut self, program: &Program, task: &DeviceTask) {
         let regions = &program.regions[task.first_region as usize..][..(2 + task.outputs) as usize];
@@ -112,13 +222,25 @@ impl Machine<'_> {
     }
 }
 
+fn launch_of(program: &Program, task: usize) -> usize {
+    let role = program.role_of(task as u32).expect("a task has a role") as u32;
+    program.launches.iter().rposition(|launch| launch.first_role <= role).expect("a role has a launch")
+}
+
+/// Kernel, nodes and GPUs, shape: m, n, k, or tokens, hidden, inter, or seq, batch, heads.
 struct Case(&'static str, (u16, u16), [u64; 3], &'static [(&'static str, &'static str)]);
 
 impl Case {
     fn spec(&self) -> Spec {
-        let [m, n, k] = self.2;
-        let problem = Problem::Gemm { m, n, k };
         let cluster = Cluster { nodes: self.1.0, gpus_per_node: self.1.1 };
+        let [a, b, c] = self.2;
+        let problem = match self.0 {
+            "moe_dispatch_gemm" => {
+                Problem::Moe { tokens: a, hidden: b, inter: c, topk: 2, experts: 2 * cluster.ranks() as u64 }
+            }
+            "ring_attention" => Problem::Attention { seq: a, batch: b, heads: c, head_dim: 128 },
+            _ => Problem::Gemm { m: a, n: b, k: c },
+        };
         let mut options = kernel(self.0).expect("a kernel").options(OptionSet::Tilewire, &problem, cluster);
         for (name, value) in self.3 {
             options.set(name, value).expect("a legal option");
@@ -169,6 +291,37 @@ fn virtual_programs_of_the_gemm_family_give_the_reference() {
     ] {
         let compared = compared(&case, Mode::Virtual);
         assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
+    }
+}
+
+const MOE: [Case; 5] = [
+    Case("moe_dispatch_gemm", (2, 2), [256, 64, 256], &[("put_bytes", "2048")]),
+    Case("moe_dispatch_gemm", (1, 4), [256, 64, 256], &[]),
+    Case("moe_dispatch_gemm", (2, 2), [256, 64, 256], &[("readiness", "per_chunk"), ("put_bytes", "4096")]),
+    Case("moe_dispatch_gemm", (2, 1), [128, 64, 256], &[("claim", "strided"), ("recycle", "false")]),
+    Case("moe_dispatch_gemm", (2, 2), [256, 64, 256], &[("routing", "multinomial")]),
+];
+
+const RING: [Case; 6] = [
+    Case("ring_attention", (2, 2), [512, 1, 1], &[("tile_q", "128")]),
+    Case("ring_attention", (1, 4), [512, 1, 1], &[("tile_q", "128")]),
+    Case("ring_attention", (4, 1), [512, 1, 1], &[("tile_q", "128")]),
+    Case("ring_attention", (1, 1), [384, 1, 1], &[]),
+    Case("ring_attention", (2, 2), [512, 1, 1], &[("tile_q", "128"), ("ring", "all_peers_landing")]),
+    Case("ring_attention", (1, 2), [256, 1, 2], &[("tile_q", "128"), ("ring", "all_peers_landing")]),
+];
+
+#[test]
+fn programs_of_experts_and_rings_give_the_reference() {
+    for case in MOE.iter().chain(&RING) {
+        for mode in [Mode::Virtual, Mode::Mirror, Mode::Cluster] {
+            if mode == Mode::Mirror && case.3.contains(&("routing", "multinomial")) {
+                continue;
+            }
+            let compared = compared(case, mode);
+            let name = format!("{} {:?} {:?} {mode:?}", case.0, case.1, case.3);
+            assert!(compared.elements > 0 && compared.wrong == 0, "{name}: {compared:?}");
+        }
     }
 }
 
@@ -239,7 +392,7 @@ fn reduced_programs_end_and_do_their_part_only() {
             Machine { programs: std::slice::from_ref(&program), arenas, words }.run();
             let has = |op| program.roles.iter().any(|r| r.tasks > 0 && program.tasks[r.first_task as usize].op == op);
             assert_eq!(has(code::GEMM), gemm, "{} {part:?}", case.0);
-            let moves = program.roles.iter().any(|r| r.tasks > 0 && r.gemm == 0);
+            let moves = program.roles.iter().any(|r| r.tasks > 0 && r.tiles == 0);
             assert_eq!(moves, !gemm, "{} {part:?}: only one kind of work is left", case.0);
             let puts = whole.puts.iter().flatten().count();
             assert_eq!(program.puts.iter().flatten().count(), if gemm { 0 } else { puts }, "{} {part:?}", case.0);

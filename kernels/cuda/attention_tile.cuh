@@ -169,83 +169,193 @@ struct AttentionTile {
     if (lane_id() == 0) mbarrier_arrive(bar);
   }
 
-  static DEVICE void attend(u32 smem, const AttentionProblem& p, u32 first, u32 stride, u32 consumer) {
+  // Where one consumer is in its work.
+  struct Consumer {
+    u32 index;
+    u64 q, k, v;  // operand descriptors of slot 0
     RingPosition k_at, v_at;
     u32 task_parity = 0;
-    const u64 q = descriptor_k_major(smem + kQ + consumer * (64 * 128));
-    const u64 k_base = descriptor_k_major(smem + kK);
-    const u64 v_base = descriptor_mn_major(smem + kV, kKvBlockBytes);
-    if (TurnTaking && consumer == 1) pass_turn(1);  // consumer 0 goes first
+  };
+
+  // What a thread holds of a Q block between two KV blocks.
+  struct State {
+    float o[64];
+    float row_max[2], row_sum[2];
+  };
+
+  static DEVICE Consumer make_consumer(u32 smem, u32 index) {
+    Consumer me;
+    me.index = index;
+    me.q = descriptor_k_major(smem + kQ + index * (64 * 128));
+    me.k = descriptor_k_major(smem + kK);
+    me.v = descriptor_mn_major(smem + kV, kKvBlockBytes);
+    return me;
+  }
+
+  // One consumer warpgroup.
+  static DEVICE void attend(u32 smem, const AttentionProblem& p, u32 first, u32 stride, u32 consumer) {
+    Consumer me = make_consumer(smem, consumer);
+    begin_turns(consumer);
     for (u32 t = first; t < p.tasks; t += stride) {
-      float o[64], s[64];
-      u32 probabilities[32];
-      float row_max[2] = {-1e30f, -1e30f}, row_sum[2] = {0.0f, 0.0f}, rescale[2];
-      mbarrier_wait(smem + kQFull, task_parity);
-      if constexpr (Overlapped) {
-        mbarrier_wait(smem + kKFull + k_at.slot * 8, k_at.parity);
-        if constexpr (TurnTaking) take_turn(consumer);
-        wgmma_fence();
-        issue_scores(s, q, k_base + k_at.slot * (kKvBytes >> 4));
-        if constexpr (TurnTaking) pass_turn(consumer);
-        wgmma_wait<0>();
-        release(smem + kKEmpty + k_at.slot * 8);
-        k_at.advance<Stages>();
-        softmax(s, row_max, row_sum, rescale, p.scale_log2);
-        pack_probabilities(s, probabilities);
-        if (p.kv_blocks > 1) mbarrier_wait(smem + kKFull + k_at.slot * 8, k_at.parity);
-        for (u32 j = 1; j < p.kv_blocks; ++j) {
-          if constexpr (TurnTaking) take_turn(consumer);
-          wgmma_fence();
-          issue_scores(s, q, k_base + k_at.slot * (kKvBytes >> 4));
-          mbarrier_wait(smem + kVFull + v_at.slot * 8, v_at.parity);
-          wgmma_fence();  // o and the probabilities were written since the last one
-          issue_values(o, probabilities, v_base + v_at.slot * (kKvBytes >> 4), j != 1);
-          if constexpr (TurnTaking) pass_turn(consumer);
-          wgmma_wait<1>();
-          release(smem + kKEmpty + k_at.slot * 8);
-          k_at.advance<Stages>();
-          softmax(s, row_max, row_sum, rescale, p.scale_log2);
-          wgmma_hold(s);
-          // The next step's wait stands here because it is a loop: ptxas moves most of the softmax below the wgmma
-          // wait, out of the products' shadow, unless a basic block ends in between.
-          if (j + 1 < p.kv_blocks) mbarrier_wait(smem + kKFull + k_at.slot * 8, k_at.parity);
-          wgmma_wait<0>();
-          release(smem + kVEmpty + v_at.slot * 8);
-          v_at.advance<Stages>();
-          rescale_output(o, rescale);
-          pack_probabilities(s, probabilities);
-        }
-        release(smem + kQEmpty);
-        mbarrier_wait(smem + kVFull + v_at.slot * 8, v_at.parity);
-        wgmma_fence();
-        issue_values(o, probabilities, v_base + v_at.slot * (kKvBytes >> 4), p.kv_blocks > 1);
-        wgmma_wait<0>();
-        release(smem + kVEmpty + v_at.slot * 8);
-        v_at.advance<Stages>();
-      } else {
-        for (u32 j = 0; j < p.kv_blocks; ++j) {
-          mbarrier_wait(smem + kKFull + k_at.slot * 8, k_at.parity);
-          wgmma_fence();
-          issue_scores(s, q, k_base + k_at.slot * (kKvBytes >> 4));
-          wgmma_wait<0>();
-          release(smem + kKEmpty + k_at.slot * 8);
-          k_at.advance<Stages>();
-          softmax(s, row_max, row_sum, rescale, p.scale_log2);
-          if (j > 0) rescale_output(o, rescale);
-          pack_probabilities(s, probabilities);
-          mbarrier_wait(smem + kVFull + v_at.slot * 8, v_at.parity);
-          wgmma_fence();
-          issue_values(o, probabilities, v_base + v_at.slot * (kKvBytes >> 4), j > 0);
-          wgmma_wait<0>();
-          release(smem + kVEmpty + v_at.slot * 8);
-          v_at.advance<Stages>();
-        }
-        release(smem + kQEmpty);
-      }
-      stage_output(smem, o, row_sum, consumer, task_parity);
-      task_parity ^= 1;
+      State state;
+      attend_block(smem, me, state, p.kv_blocks, p.scale_log2, nullptr);
+      stage_output(smem, state.o, state.row_sum, consumer, me.task_parity);
+      me.task_parity ^= 1;
     }
-    if (TurnTaking && consumer == 0) take_turn(0);  // takes up the arrival left over
+    end_turns(consumer);
+  }
+
+  // One Q block over `kv_blocks` blocks, from an empty state or from the one that lies at `from`.
+  static DEVICE void attend_block(u32 smem, Consumer& me, State& state, u32 kv_blocks, float scale, const u8* from) {
+    float s[64];
+    u32 probabilities[32];
+    float rescale[2];
+    mbarrier_wait(smem + kQFull, me.task_parity);
+    if constexpr (Overlapped) {
+      mbarrier_wait(smem + kKFull + me.k_at.slot * 8, me.k_at.parity);
+      if constexpr (TurnTaking) take_turn(me.index);
+      wgmma_fence();
+      issue_scores(s, me.q, me.k + me.k_at.slot * (kKvBytes >> 4));
+      if constexpr (TurnTaking) pass_turn(me.index);
+      begin_state(state, from, me.index);
+      wgmma_wait<0>();
+      release(smem + kKEmpty + me.k_at.slot * 8);
+      me.k_at.template advance<Stages>();
+      softmax(s, state.row_max, state.row_sum, rescale, scale);
+      pack_probabilities(s, probabilities);
+      if (from != nullptr) rescale_output(state.o, rescale);
+      if (kv_blocks > 1) mbarrier_wait(smem + kKFull + me.k_at.slot * 8, me.k_at.parity);
+      for (u32 j = 1; j < kv_blocks; ++j) {
+        if constexpr (TurnTaking) take_turn(me.index);
+        wgmma_fence();
+        issue_scores(s, me.q, me.k + me.k_at.slot * (kKvBytes >> 4));
+        mbarrier_wait(smem + kVFull + me.v_at.slot * 8, me.v_at.parity);
+        wgmma_fence();  // o and the probabilities were written since the last one
+        issue_values(state.o, probabilities, me.v + me.v_at.slot * (kKvBytes >> 4), j != 1 || from != nullptr);
+        if constexpr (TurnTaking) pass_turn(me.index);
+        wgmma_wait<1>();
+        release(smem + kKEmpty + me.k_at.slot * 8);
+        me.k_at.template advance<Stages>();
+        softmax(s, state.row_max, state.row_sum, rescale, scale);
+        wgmma_hold(s);
+        // The next step's wait stands here because it is a loop: ptxas moves most of the softmax below the wgmma
+        // wait, out of the products' shadow, unless a basic block ends in between.
+        if (j + 1 < kv_blocks) mbarrier_wait(smem + kKFull + me.k_at.slot * 8, me.k_at.parity);
+        wgmma_wait<0>();
+        release(smem + kVEmpty + me.v_at.slot * 8);
+        me.v_at.template advance<Stages>();
+        rescale_output(state.o, rescale);
+        pack_probabilities(s, probabilities);
+      }
+      release(smem + kQEmpty);
+      mbarrier_wait(smem + kVFull + me.v_at.slot * 8, me.v_at.parity);
+      wgmma_fence();
+      issue_values(state.o, probabilities, me.v + me.v_at.slot * (kKvBytes >> 4), kv_blocks > 1 || from != nullptr);
+      wgmma_wait<0>();
+      release(smem + kVEmpty + me.v_at.slot * 8);
+      me.v_at.template advance<Stages>();
+    } else {
+      begin_state(state, from, me.index);
+      for (u32 j = 0; j < kv_blocks; ++j) {
+        mbarrier_wait(smem + kKFull + me.k_at.slot * 8, me.k_at.parity);
+        wgmma_fence();
+        issue_scores(s, me.q, me.k + me.k_at.slot * (kKvBytes >> 4));
+        wgmma_wait<0>();
+        release(smem + kKEmpty + me.k_at.slot * 8);
+        me.k_at.template advance<Stages>();
+        softmax(s, state.row_max, state.row_sum, rescale, scale);
+        const bool accumulate = j > 0 || from != nullptr;
+        if (accumulate) rescale_output(state.o, rescale);
+        pack_probabilities(s, probabilities);
+        mbarrier_wait(smem + kVFull + me.v_at.slot * 8, me.v_at.parity);
+        wgmma_fence();
+        issue_values(state.o, probabilities, me.v + me.v_at.slot * (kKvBytes >> 4), accumulate);
+        wgmma_wait<0>();
+        release(smem + kVEmpty + me.v_at.slot * 8);
+        me.v_at.template advance<Stages>();
+      }
+      release(smem + kQEmpty);
+    }
+  }
+
+  // A consumer's 64 rows of state: its threads' outputs, 16 bytes of each thread side by side, then maximum and sum of
+  // each row. f32, as many bytes as rows of (head dimension + 2).
+  static constexpr u32 kStateBytes = 64 * (kHeadDim + 2) * 4;
+  static constexpr u32 kStateRows = 64 * kHeadDim * 4;
+
+  static DEVICE u64 state_row(u32 consumer, u32 r) {
+    const u32 row = ((threadIdx.x >> 5) & 3) * 16 + r * 8 + (lane_id() >> 2);
+    return u64(consumer) * kStateBytes + kStateRows + row * 8;
+  }
+
+  static DEVICE void begin_state(State& state, const u8* from, u32 consumer) {
+    if (from != nullptr) {
+      read_state(state, from, consumer);
+    } else {
+      state.row_max[0] = state.row_max[1] = -1e30f;
+      state.row_sum[0] = state.row_sum[1] = 0.0f;
+    }
+  }
+
+  static DEVICE void read_state(State& state, const u8* from, u32 consumer) {
+    const u8* mine = from + u64(consumer) * kStateBytes + (threadIdx.x & 127) * 16;
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) {
+      asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(state.o[4 * i]), "=f"(state.o[4 * i + 1]), "=f"(state.o[4 * i + 2]), "=f"(state.o[4 * i + 3])
+                   : "l"(mine + i * 2048)
+                   : "memory");
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      asm volatile("ld.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(state.row_max[r]), "=f"(state.row_sum[r])
+                   : "l"(from + state_row(consumer, r))
+                   : "memory");
+      // The four lanes of a row hold parts of its sum.
+      if ((lane_id() & 3) != 0) state.row_sum[r] = 0.0f;
+    }
+  }
+
+  static DEVICE void write_state(State& state, u8* to, u32 consumer) {
+    u8* mine = to + u64(consumer) * kStateBytes + (threadIdx.x & 127) * 16;
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) {
+      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(mine + i * 2048), "f"(state.o[4 * i]),
+                   "f"(state.o[4 * i + 1]), "f"(state.o[4 * i + 2]), "f"(state.o[4 * i + 3])
+                   : "memory");
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      const float sum = row_total(state.row_sum[r]);
+      if ((lane_id() & 3) != 0) continue;
+      asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to + state_row(consumer, r)), "f"(state.row_max[r]), "f"(sum)
+                   : "memory");
+    }
+  }
+
+  static DEVICE float row_total(float sum) {
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    return sum + __shfl_xor_sync(~0u, sum, 2);
+  }
+
+  // Writes the natural logarithm of each row's sum of exponentials of scaled scores.
+  static DEVICE void write_logs(const State& state, float scale, float* to, u32 consumer) {
+    constexpr float kLn2 = 0.6931471805599453f;
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      const float sum = row_total(state.row_sum[r]);
+      const u32 row = consumer * 64 + ((threadIdx.x >> 5) & 3) * 16 + r * 8 + (lane_id() >> 2);
+      if ((lane_id() & 3) == 0) to[row] = (state.row_max[r] * scale + __log2f(sum)) * kLn2;
+    }
+  }
+
+  // Consumer 0 goes first, and takes up the turn left over at the end.
+  static DEVICE void begin_turns(u32 consumer) {
+    if (TurnTaking && consumer == 1) pass_turn(1);
+  }
+  static DEVICE void end_turns(u32 consumer) {
+    if (TurnTaking && consumer == 0) take_turn(0);
   }
 
   // Barrier 2 + c says that consumer c has issued its products; the other waits there.
@@ -256,10 +366,7 @@ struct AttentionTile {
     float inverse[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-      float sum = row_sum[r];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      inverse[r] = 1.0f / sum;
+      inverse[r] = 1.0f / row_total(row_sum[r]);
     }
     rescale_output(o, inverse);
     const u32 lane = lane_id(), warp = (threadIdx.x >> 5) & 3;

@@ -34,6 +34,19 @@ DEVICE u64 clock_cycles() {
   return t;
 }
 
+// Indices that the compiler does not know to be the same each time: what it
+// keeps over the tiles costs them registers.
+DEVICE u32 block_index() {
+  u32 b;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(b));
+  return b;
+}
+DEVICE u32 thread_index() {
+  u32 t;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+  return t;
+}
+
 DEVICE u32 lane_id() { return threadIdx.x & 31u; }
 
 // Every spin in every kernel is bounded by this: a launch that hangs takes a shared card from others, a

@@ -19,6 +19,17 @@ DEVICE void flag_add_release_system(u32* flag, u32 add) {
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(flag), "r"(add) : "memory");
 }
 
+DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Behind a fence.
+DEVICE void flag_add_relaxed(u32* flag, u32 add) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(flag), "r"(add) : "memory");
+}
+DEVICE void flag_add_relaxed_system(u32* flag, u32 add) {
+  asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(flag), "r"(add) : "memory");
+}
+
 DEVICE void flag_store_release(u32* flag, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }

@@ -155,18 +155,16 @@ struct GemmTile {
   struct Consumer {
     u32 index;             // 0 or 1: rows 0..63 or 64..127 of the tile
     u64 a_base, b_base;    // operand descriptors of stage 0
-    RingPosition at;       // next stage
-    u32 previous = 0;      // the stage of the wgmma group in flight (unset, nvcc 13.0 takes it for the current one)
+    PackedRing<Stages> at;  // next stage
     u32 store_parity = 0;
-    u32 chunk_row_offset;  // of this lane's stmatrix row in a chunk
   };
 
   // Issues one k step's products; the stage's operands have landed.
   static DEVICE void issue_step(Consumer& me, float (&acc)[128], bool accumulate_first) {
     constexpr u32 kAStep = 32 >> 4;
     constexpr u32 kBStep = (BIsKN ? 16 * 128 : 32) >> 4;
-    const u64 a = me.a_base + me.at.slot * (kStageBytes >> 4);
-    const u64 b = me.b_base + me.at.slot * (kStageBytes >> 4);
+    const u64 a = me.a_base + me.at.slot() * (kStageBytes >> 4);
+    const u64 b = me.b_base + me.at.slot() * (kStageBytes >> 4);
     wgmma_fence();
 #pragma unroll
     for (u32 i = 0; i < kTileK / 16; ++i) {
@@ -179,19 +177,18 @@ struct GemmTile {
   static DEVICE void finish_step(u32 smem, Consumer& me, bool first_step) {
     if constexpr (LoopPipelined) {
       wgmma_wait<1>();
-      if (!first_step) release(smem, me.previous);
-      me.previous = me.at.slot;
+      if (!first_step) release(smem, me.at.previous());
     } else {
       wgmma_wait<0>();
-      release(smem, me.at.slot);
+      release(smem, me.at.slot());
     }
-    me.at.template advance<Stages>();
+    me.at.advance();
   }
 
   static DEVICE void finish_tile(u32 smem, const Consumer& me) {
     if constexpr (LoopPipelined) {
       wgmma_wait<0>();
-      release(smem, me.previous);
+      release(smem, me.at.previous());
     }
   }
 
@@ -200,9 +197,6 @@ struct GemmTile {
     me.index = index;
     me.a_base = descriptor_k_major(smem + index * (64 * kTileK * 2));
     me.b_base = BIsKN ? descriptor_mn_major(smem + kABytes, kTileK * 128) : descriptor_k_major(smem + kABytes);
-    const u32 warp = (threadIdx.x >> 5) & 3;
-    const u32 lane = lane_id();
-    me.chunk_row_offset = (warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7)) * 128;
     return me;
   }
 
@@ -216,7 +210,7 @@ struct GemmTile {
       Consumer me = make_consumer(smem, consumer);
       for (u32 t = first; t < p.tiles; t += stride) {
         for (u32 k = 0; k < p.k_steps; ++k) {
-          mbarrier_wait(smem + kFull + me.at.slot * 8, me.at.parity);
+          mbarrier_wait(smem + kFull + me.at.slot() * 8, me.at.parity());
           issue_step(me, acc, k != 0);
           finish_step(smem, me, k == 0);
         }
@@ -243,17 +237,17 @@ struct GemmTile {
 #pragma unroll
       for (u32 c = 0; c < kChunksPerTile; ++c) {
         if (c < p.k_steps) {
-          const u32 full = smem + kFull + me.at.slot * 8;
+          const u32 full = smem + kFull + me.at.slot() * 8;
           if (pending) {
             // All four warps must decide alike: one that stages while another waits at the wgmma would wait
             // for a buffer that only the other's chunk can free.
-            if (!named_barrier_all(2 + me.index, 128, mbarrier_test(full, me.at.parity))) {
+            if (!named_barrier_all(2 + me.index, 128, mbarrier_test(full, me.at.parity()))) {
 #pragma unroll
               for (u32 rest = c; rest < kChunksPerTile; ++rest) stage_chunk(smem, me, packed, rest);
               pending = false;
             }
           }
-          mbarrier_wait(full, me.at.parity);
+          mbarrier_wait(full, me.at.parity());
           issue_step(me, acc, c != 0);
           if (pending) stage_chunk(smem, me, packed, c);
           finish_step(smem, me, c == 0);
@@ -263,7 +257,7 @@ struct GemmTile {
         }
       }
       for (; k < p.k_steps; ++k) {
-        mbarrier_wait(smem + kFull + me.at.slot * 8, me.at.parity);
+        mbarrier_wait(smem + kFull + me.at.slot() * 8, me.at.parity());
         issue_step(me, acc, true);
         finish_step(smem, me, false);
       }
@@ -284,11 +278,12 @@ struct GemmTile {
 
   // Writes 64 rows x 64 columns to a staging buffer and hands it to the storer.
   static DEVICE void stage_chunk(u32 smem, Consumer& me, const u32 (&packed)[64], u32 c) {
-    const u32 lane = lane_id();
     const u32 buffer = c % StoreBuffers;
     const u32 index = me.index * StoreBuffers + buffer;
-    if constexpr (!kAliased) mbarrier_wait(smem + kFree + index * 8, me.store_parity ^ 1);
-    const u32 base = smem + kStagingOffset + index * kChunkBytes + me.chunk_row_offset;
+    if constexpr (!kAliased) mbarrier_wait(smem + kFree + index * 8, me.store_parity ^ ((c / StoreBuffers) & 1) ^ 1);
+    const u32 thread = thread_index();
+    const u32 lane = thread & 31, warp = (thread >> 5) & 3;
+    const u32 base = smem + kStagingOffset + index * kChunkBytes + (warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7)) * 128;
 #pragma unroll
     for (u32 g = 0; g < 8; g += 2) {
       const u32 address = base + (((g + (lane >> 4)) ^ (lane & 7)) << 4);
@@ -298,7 +293,8 @@ struct GemmTile {
     fence_smem_to_async();
     __syncwarp();
     if (lane == 0) mbarrier_arrive(smem + kReady + index * 8);
-    if (buffer == StoreBuffers - 1) me.store_parity ^= 1;
+    // With an even number of rounds through the buffers a tile ends with the parity that it began with.
+    if (kChunksPerTile / StoreBuffers % 2 == 1 && buffer == StoreBuffers - 1) me.store_parity ^= 1;
   }
 
   // One storer thread; it serves one consumer.

@@ -116,3 +116,13 @@ struct RingPosition {
     }
   }
 };
+
+// The same in one register, for code that is short of them.
+template <u32 Slots>
+struct PackedRing {
+  u32 at = 0;  // 0 .. 2 * Slots - 1
+  DEVICE u32 slot() const { return at % Slots; }
+  DEVICE u32 parity() const { return at / Slots; }
+  DEVICE u32 previous() const { return (at + Slots - 1) % Slots; }
+  DEVICE void advance() { at = (at + 1) % (2 * Slots); }
+};

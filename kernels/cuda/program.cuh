@@ -7,7 +7,7 @@
 constexpr u32 kNone = ~0u;
 constexpr u32 kMaxMaps = 64;
 
-enum Op : u32 { kGemm, kCopy, kReduce, kFill, kPut, kSync };
+enum Op : u32 { kGemm, kCopy, kReduce, kFill, kPut, kSync, kGather, kAttention, kMerge };
 enum Claim : u32 { kStrided, kTicket, kReady };
 
 // Waits of a task lie behind each other: those of the start, of k steps, of the output.
@@ -38,7 +38,13 @@ struct Region {
   u32 unused;
 };
 
-// Regions: a GEMM's a, b, outputs; else inputs, then outputs.
+// Bits of a task's flags.
+constexpr u32 kFirst = 1;    // attention: starts from an empty state
+constexpr u32 kLast = 2;     // attention: writes the finished block
+constexpr u32 kOverlap = 4;  // gather: loads run ahead of stores
+
+// Regions: a GEMM's a, b, outputs; an attention tile's q, k, v, then state unless it is first and last, then o and l
+// if it is last; a merge's o and l of each part, then of the result; else inputs, then outputs.
 struct Task {
   u32 op;
   u32 first_wait;
@@ -53,9 +59,9 @@ struct Task {
   u32 blocks;
   u32 rows;
   u32 row_bytes;
-  u32 steps;  // a GEMM's k steps
+  u32 steps;  // of a tile; a gather's first entry among the sources, its rows in flight being `blocks`
   u32 number;  // in the role's list
-  u32 unused;
+  u32 flags;
 };
 
 struct Role {
@@ -65,7 +71,7 @@ struct Role {
   u32 window;
   u32 lanes;
   u32 recycle;   // role, or kNone
-  u32 gemm;      // its tasks are GEMM tiles
+  u32 tiles;     // its tasks are GEMM or attention tiles
   u32 ctas;
   u32 cursor;    // word: next ticket, or the first task of the window
   u32 claimed;   // first word, one per task (Ready)
@@ -86,8 +92,21 @@ struct Blocked {
 };
 constexpr u32 kBlockedPerCta = 4;  // loader, two storers, movers
 
+// The clock of an SM, and where it stood at two moments of the global timer: what places its cycles in time.
 struct CtaTimes {
-  u64 begin_ns, end_ns, cycles;
+  u64 begin_ns, end_ns, begin_cycles, end_cycles;
+};
+
+// When a task went on, in cycles of its SM.
+struct Stamps {
+  u64 taken;  // claimed
+  u64 start;  // the waits of its start were met
+  u64 free;   // its CTA went on to the next one
+  u64 end;    // its writes were visible
+  u32 block;
+  u32 lane;
+  u32 waited_for;  // word of its start that was waited for last, or kNone
+  u32 unused;
 };
 
 struct Program {
@@ -97,10 +116,12 @@ struct Program {
   const Region* regions;
   const Role* roles;
   const Start* starts;
+  const u64* sources;  // rows that gathers fetch: address, 0 for a row of zeros
   u32* words;       // flags, then tickets and claims; zero at the launch
   u64* fifo;        // host memory: (run << 32) + task + 1
   Blocked* blocked;  // host memory
   CtaTimes* times;
+  Stamps* stamps;   // one per task, or null
   u32 fifo_head;    // word
   u32 run;
   u32 peers;        // other GPUs raise flags here

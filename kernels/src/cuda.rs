@@ -3,17 +3,23 @@
 /// A source file: the name by which others include it, and its text.
 pub type Source = (&'static str, &'static str);
 
-/// The interpreter of the GEMM family.
+/// The interpreter: an entry for each kind of tiles.
 pub const INTERPRETER: Source = ("interpreter.cu", include_str!("../cuda/interpreter.cu"));
 
 /// Every header that a device source includes.
-pub const HEADERS: [Source; 9] = [
+pub const HEADERS: [Source; 15] = [
+    ("attention_interpreter.cuh", include_str!("../cuda/attention_interpreter.cuh")),
+    ("attention_tile.cuh", include_str!("../cuda/attention_tile.cuh")),
     ("base.cuh", include_str!("../cuda/base.cuh")),
     ("flags.cuh", include_str!("../cuda/flags.cuh")),
+    ("gemm_interpreter.cuh", include_str!("../cuda/gemm_interpreter.cuh")),
     ("gemm_tile.cuh", include_str!("../cuda/gemm_tile.cuh")),
     ("mbarrier.cuh", include_str!("../cuda/mbarrier.cuh")),
+    ("merge.cuh", include_str!("../cuda/merge.cuh")),
+    ("moves.cuh", include_str!("../cuda/moves.cuh")),
     ("program.cuh", include_str!("../cuda/program.cuh")),
     ("reduce.cuh", include_str!("../cuda/reduce.cuh")),
+    ("tasks.cuh", include_str!("../cuda/tasks.cuh")),
     ("tma.cuh", include_str!("../cuda/tma.cuh")),
     ("watchdog.cuh", include_str!("../cuda/watchdog.cuh")),
     ("wgmma.cuh", include_str!("../cuda/wgmma.cuh")),

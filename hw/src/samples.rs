@@ -1,0 +1,193 @@
+//! A part of the outputs of a large shape against what the inputs say, without the whole reference.
+
+use crate::device::HwError;
+use crate::launch::Runner;
+use crate::measure::{Compared, Inputs, number};
+use crate::values::random::mix;
+
+use tilewire_kernels::schedule::{BufferId, BufferUse, Op};
+use tilewire_kernels::{Kernel, Offset, Problem, Rank, Schedule, Spec};
+
+/// One output element: what it must be.
+struct Element {
+    buffer: BufferId,
+    byte: u64,
+    want: f64,
+    magnitude: f64,
+    roundings: u32,
+}
+
+/// Compares `count` outputs of the runner's first rank, spread over the whole output, and looks for poison in all others.
+/// None for shapes that no rule here covers.
+///
+/// # Errors
+/// [`HwError::Cuda`].
+pub fn compare_samples(
+    runner: &Runner<'_>,
+    schedule: &Schedule,
+    kernel: &dyn Kernel,
+    spec: &Spec,
+    inputs: &Inputs,
+    count: u64,
+) -> Result<Option<Compared>, HwError> {
+    let rank = schedule.cluster.rank(runner.program().gpu as usize);
+    let elements: Vec<Element> = match spec.problem {
+        Problem::Gemm { .. } => {
+            let Some(product) = product(kernel, spec, rank) else { return Ok(None) };
+            let Some(buffer) = output(schedule) else { return Ok(None) };
+            (0..count).map(|sample| product.element(buffer, inputs, mix(sample))).collect()
+        }
+        Problem::Moe { .. } => {
+            let experts = Experts::new(schedule, rank);
+            (0..count).map(|sample| experts.element(spec, inputs, mix(sample))).collect()
+        }
+        Problem::Attention { .. } => {
+            let merges = if spec.options.word("ring") == "true_ring" { 0 } else { schedule.cluster.ranks() as u32 - 1 };
+            // Rows take long: a few of them, and many columns of each.
+            (0..count.div_ceil(32))
+                .flat_map(|sample| attended(schedule, spec, rank, inputs, mix(sample), merges))
+                .collect()
+        }
+    };
+    let mut compared = Compared::default();
+    for (index, buffer) in schedule.buffers.iter().enumerate().filter(|(_, b)| b.usage == BufferUse::Output) {
+        let (size, halves) = (buffer.dtype.bytes(), buffer.bytes / 2);
+        let got: Vec<u16> = runner.arenas[index].read(halves as usize)?;
+        let poisoned = (0..halves * 2).step_by(size as usize).filter(|&byte| number(&got, byte, size).is_nan());
+        compared.wrong += poisoned.count() as u64;
+        for element in elements.iter().filter(|element| usize::from(element.buffer.0) == index) {
+            let have = number(&got, element.byte, size);
+            compared.add(have, element.want, element.magnitude, element.roundings);
+        }
+    }
+    Ok(Some(compared))
+}
+
+fn output(schedule: &Schedule) -> Option<BufferId> {
+    let index = schedule.buffers.iter().position(|b| b.usage == BufferUse::Output)?;
+    Some(BufferId(index as u16))
+}
+
+/// Where an output of a rank comes from, for kernels whose outputs are one matrix of products.
+struct Product {
+    /// Of the logical product.
+    first_row: u64,
+    /// Likewise.
+    first_col: u64,
+    depth: u64,
+    rows: u64,
+    cols: u64,
+    roundings: u32,
+}
+
+fn product(kernel: &dyn Kernel, spec: &Spec, rank: Rank) -> Option<Product> {
+    let Problem::Gemm { m, n, k } = spec.problem else { return None };
+    let (cluster, ranks) = (spec.cluster, spec.cluster.ranks() as u64);
+    let roundings = 2 * ranks as u32 + 3;
+    let sum = Product { first_row: 0, first_col: 0, depth: ranks * k, rows: m, cols: n, roundings };
+    match kernel.name() {
+        "ag_gemm" => Some(Product { depth: k, roundings: 1, first_col: cluster.number(rank) as u64 * n, ..sum }),
+        "gemm_rs" if spec.options.word("output") == "per_rank" => {
+            let slice = u64::from(rank.gpu) * (m / u64::from(cluster.gpus_per_node));
+            let first_row = slice + u64::from(rank.node) * (m / ranks);
+            Some(Product { first_row, rows: m / ranks, ..sum })
+        }
+        "gemm_ar" => Some(sum),
+        _ => None,
+    }
+}
+
+impl Product {
+    fn element(&self, buffer: BufferId, inputs: &Inputs, random: u64) -> Element {
+        let at = random % (self.rows * self.cols);
+        let (row, col) = (at / self.cols, at % self.cols);
+        let (mut want, mut magnitude) = (0.0, 0.0);
+        for depth in 0..self.depth {
+            let term = inputs.value("a", self.first_row + row, depth) * inputs.value("b", depth, self.first_col + col);
+            want += term;
+            magnitude += f64::abs(term);
+        }
+        Element { buffer, byte: at * 2, want, magnitude, roundings: self.roundings }
+    }
+}
+
+/// Outputs of a rank's experts, as its schedule places them.
+struct Experts {
+    cluster: tilewire_kernels::Cluster,
+    rank: Rank,
+    table: Vec<Option<tilewire_kernels::schedule::GatherEntry>>,
+    /// Per tile: output region, row of the gather table, first weight row of the rank, first column.
+    tiles: Vec<(tilewire_kernels::schedule::Region, u64, u64, u64)>,
+}
+
+impl Experts {
+    fn new(schedule: &Schedule, rank: Rank) -> Self {
+        let mut tiles = Vec::new();
+        for (l, r) in schedule.role_indices() {
+            schedule.for_each_task(rank, l, r, |task| {
+                if let Op::GemmTile { a, b, outs, .. } = &task.op {
+                    let column = b.offset % b.row_pitch / 2;
+                    tiles.push((outs[0].place.region, a.offset / a.row_pitch, b.offset / b.row_pitch, column));
+                }
+            });
+        }
+        Self { cluster: schedule.cluster, rank, table: schedule.source.table(rank), tiles }
+    }
+
+    fn element(&self, spec: &Spec, inputs: &Inputs, random: u64) -> Element {
+        let Problem::Moe { tokens, hidden, experts, .. } = spec.problem else { unreachable!("a shape of experts") };
+        let ranks = self.cluster.ranks() as u64;
+        let (region, first_row, weight_row, first_col) = &self.tiles[(random % self.tiles.len() as u64) as usize];
+        let random = mix(random);
+        let (row, col) = (random % u64::from(region.rows), mix(random) % u64::from(region.row_bytes / 2));
+        let byte = region.offset + row * region.row_pitch + col * 2;
+        let (mut want, mut magnitude) = (0.0, 0.0);
+        if let Some(entry) = self.table[(first_row + row) as usize] {
+            let local = tokens / ranks;
+            let (slot, token) = (u64::from(entry.row) / local, u64::from(entry.row) % local);
+            let home = self.cluster.at(self.rank, Offset { dn: slot as u16, dg: entry.dg });
+            let token = self.cluster.number(home) as u64 * local + token;
+            let weights = self.cluster.number(self.rank) as u64 * (experts / ranks * hidden) + weight_row;
+            for depth in 0..hidden {
+                let term = inputs.value("tokens", token, depth) * inputs.value("w", weights + depth, first_col + col);
+                want += term;
+                magnitude += f64::abs(term);
+            }
+        }
+        Element { buffer: region.buffer, byte, want, magnitude, roundings: 1 }
+    }
+}
+
+/// 32 columns of a query, and its logarithm. Bounds as the kernel's reference has them.
+fn attended(schedule: &Schedule, spec: &Spec, rank: Rank, inputs: &Inputs, random: u64, merges: u32) -> Vec<Element> {
+    let Problem::Attention { seq, batch, heads, head_dim } = spec.problem else { return Vec::new() };
+    let named = |name: &str| {
+        let index = schedule.buffers.iter().position(|b| b.name == name && b.usage == BufferUse::Output);
+        index.map(|index| BufferId(index as u16))
+    };
+    let (Some(out), Some(log)) = (named("out"), named("l")) else { return Vec::new() };
+    let rows = seq / schedule.cluster.ranks() as u64;
+    let at = random % (batch * heads * rows);
+    let (head, row) = (at / rows, at % rows);
+    let query = head * seq + schedule.cluster.number(rank) as u64 * rows + row;
+    let q: Vec<f64> = (0..head_dim).map(|c| inputs.value("q", query, c)).collect();
+    let score = |key: u64| {
+        let sum: f64 = (0..head_dim).zip(&q).map(|(c, q)| q * inputs.value("k", head * seq + key, c)).sum();
+        sum / (head_dim as f64).sqrt()
+    };
+    let scores: Vec<f64> = (0..seq).map(score).collect();
+    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let l = top + scores.iter().map(|score| (score - top).exp()).sum::<f64>().ln();
+    let mut elements = vec![Element { buffer: log, byte: at * 4, want: l, magnitude: l.abs().max(1.0), roundings: 0 }];
+    let step = (head_dim / 32).max(1);
+    for col in (mix(random) % step..head_dim).step_by(step as usize) {
+        let (mut want, mut magnitude) = (0.0, 0.0);
+        for (key, score) in (0..).zip(&scores) {
+            let term = (score - l).exp() * inputs.value("v", head * seq + key, col);
+            want += term;
+            magnitude += f64::abs(term);
+        }
+        elements.push(Element { buffer: out, byte: (at * head_dim + col) * 2, want, magnitude, roundings: 2 + merges });
+    }
+    elements
+}
