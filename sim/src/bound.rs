@@ -145,12 +145,13 @@ impl RoleWork {
             .iter()
             .map(|record| {
                 let form = &record.forms[Form::Whole as usize];
-                let main = form.fixed + form.step * u64::from(record.steps) + role.block_ps;
+                let main = form.fixed + form.step * u64::from(record.steps);
                 let waits_for_store = record.work == Work::Tile && record.drain != Drain::Overlap;
                 let stored = if waits_for_store { form.out.work } else { 0 };
                 let power = power_of(compiled, form.main);
                 let powered = if power > 0 { main } else { 0 };
-                (main + stored, powered, u128::from(power) * u128::from(powered) / PS_PER_S)
+                // A block's start needs no power.
+                (role.block_ps + main + stored, powered, u128::from(power) * u128::from(powered) / PS_PER_S)
             })
             .collect();
         let column = |pick: fn(&(u64, u64, u128)) -> u64| -> Vec<u64> {
