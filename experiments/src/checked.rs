@@ -24,8 +24,8 @@ pub struct Checks {
 /// What was found.
 #[derive(Clone, Debug, Default)]
 pub struct Checked {
-    /// Fatal findings, run in spite of.
-    pub fatal: usize,
+    /// Fatal findings that it is run in spite of.
+    pub overridden: Vec<String>,
     /// All hazards, where races were looked for.
     pub hazards: Option<usize>,
     /// Hazards that the linear rules see.
@@ -76,6 +76,7 @@ pub fn check(case: &Case, schedule: &Schedule) -> Result<Checked, ExperimentErro
         let more = if fatal.len() > 1 { format!(" and {} more", fatal.len() - 1) } else { String::new() };
         return Err(ExperimentError::Finding(format!("{first}{more}\n  in {case}; --unchecked runs it all the same")));
     }
+    let overridden = fatal.iter().map(ToString::to_string).collect();
     let hazards = case.checks.hazards.then_some(report.hazards);
-    Ok(Checked { fatal: report.fatal, hazards, seen: report.hazards })
+    Ok(Checked { overridden, hazards, seen: report.hazards })
 }

@@ -41,6 +41,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Run the points of an experiment file on the GPU here: CSV, like sweep's.
     Measure(MeasureArgs),
+    /// Measure the GPU here and fit a machine file to it.
+    Calibrate(CalibrateArgs),
     /// Put predictions beside measured rows: errors, plots, cost of the recommended split.
     Compare(CompareArgs),
     /// Say what this machine has, and what each missing part disables.
@@ -333,12 +335,78 @@ pub struct MeasureArgs {
     /// Where compiled device code is kept [default: tilewire in the user's cache directory].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
+    /// What executes: the GPU here, or CPU threads, one process per rank.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Gpu)]
+    pub device: DeviceArg,
+    /// Ranks that are processes.
+    #[command(flatten)]
+    pub host: HostArgs,
     /// Data.
     #[command(flatten)]
     pub data: DataArgs,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `calibrate`.
+#[derive(Args, Debug)]
+pub struct CalibrateArgs {
+    /// Rows that were measured before, which need no GPU; may be repeated.
+    #[arg(long, value_name = "MEASURED.csv")]
+    pub rows: Vec<PathBuf>,
+    /// What the machine file cites as the place of the rows.
+    #[arg(long, value_name = "TEXT")]
+    pub cite: Option<String>,
+    /// Output directory; measuring that was stopped goes on from its rows.
+    #[arg(short, long, value_name = "DIR", default_value = "out/calibrate")]
+    pub output: PathBuf,
+    /// Where compiled device code is kept [default: tilewire in the user's cache directory].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Data; the machine is what is not fitted [default: h200-1gpu].
+    #[command(flatten)]
+    pub data: DataArgs,
+}
+
+/// What executes a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// The GPU of this machine.
+    Gpu,
+    /// CPU threads: proves values and the wire, not speed.
+    Host,
+}
+
+/// What carries puts of the host device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Carrier {
+    /// Copies on one host.
+    Loopback,
+    /// InfiniBand or RoCE; in builds with the feature `rdma`.
+    VerbsRc,
+    /// EFA; in builds with the feature `rdma`. It has not met hardware.
+    VerbsSrd,
+}
+
+/// How ranks that are processes find each other.
+#[derive(Args, Debug)]
+pub struct HostArgs {
+    /// With --device host: start every rank here, without mpirun or srun.
+    #[arg(long)]
+    pub spawn: bool,
+    /// With --device host: what carries puts.
+    #[arg(long, value_enum, default_value_t = Carrier::Loopback)]
+    pub transport: Carrier,
+    /// With --device host: where rank 0 listens.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7311")]
+    pub address: String,
+    /// With --device host: RDMA device of each node, or one for all [default: the first active one].
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub nics: Vec<String>,
+    /// With --device host: proxy threads of a rank.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = whole(1, 64))]
+    pub proxies: u64,
 }
 
 /// `compare`.

@@ -163,7 +163,10 @@ fn rows<F: AsRef<Path>>(files: &[F]) -> Result<(Vec<MeasuredRow>, usize), Experi
 }
 
 /// Simulates the case of every row.
-fn join(rows: Vec<MeasuredRow>, source: &Source) -> Result<Vec<Joined>, ExperimentError> {
+///
+/// # Errors
+/// [`ExperimentError`] for a row that names no case, or a schedule that is no longer built like that.
+pub fn join(rows: Vec<MeasuredRow>, source: &Source) -> Result<Vec<Joined>, ExperimentError> {
     let mut groups: Vec<(String, Vec<MeasuredRow>)> = Vec::new();
     for row in rows {
         let draft = row.draft().map_err(|problem| ExperimentError::refused(format!("line {}", row.line), problem))?;

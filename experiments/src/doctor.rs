@@ -68,9 +68,18 @@ fn parts(probe: &Probe) -> Vec<Part> {
         "no RDMA device".to_owned()
     } else {
         let one = |device: &tilewire_hw::probe::RdmaDevice| {
-            let words = [&device.driver, &device.link_layer, &device.rate, &device.state];
-            let words: Vec<&str> = words.into_iter().flatten().map(String::as_str).collect();
-            format!("{} ({})", device.name, words.join(", "))
+            let port = |port: &tilewire_hw::probe::rdma::RdmaPort| {
+                let words: Vec<&str> =
+                    [&port.link_layer, &port.rate, &port.state].into_iter().flatten().map(String::as_str).collect();
+                let gid = port.gids.iter().find(|gid| gid.index == port.gid_index);
+                let gid = gid
+                    .map_or_else(|| "no GID".to_owned(), |gid| format!("GID {} {} {}", gid.index, gid.kind, gid.gid));
+                format!("port {} {}, {gid}", port.number, words.join(", "))
+            };
+            let ports: Vec<String> = device.ports.iter().map(port).collect();
+            let driver = device.driver.as_deref().unwrap_or("software");
+            let use_of = device.transport.map_or_else(|| "no active port".to_owned(), |name| format!("for {name}"));
+            format!("{} ({driver}; {}; {use_of})", device.name, ports.join("; "))
         };
         probe.rdma.iter().map(one).collect::<Vec<_>>().join("; ")
     };

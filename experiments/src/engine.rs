@@ -5,7 +5,9 @@ use crate::error::ExperimentError;
 use crate::plan::{Case, SplitChoice};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
+use std::sync::OnceLock;
+use tilewire_kernels::encode::Hashed;
+use tilewire_kernels::{RoleSplit, Schedule};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
 use tilewire_sim::tune::{TuneConfig, Tuned, tune};
@@ -28,6 +30,8 @@ pub struct Prepared {
     clock: Clock,
     /// What the checker found.
     checked: Checked,
+    /// Made when the first row asks for it.
+    hashed: OnceLock<Hashed>,
     name: String,
 }
 
@@ -68,7 +72,7 @@ pub struct Answer {
     #[serde(flatten)]
     pub prediction: Prediction,
     /// Fatal findings of the checker that it was run in spite of.
-    pub fatal: usize,
+    pub overridden: Vec<String>,
     /// Hazards of the schedule; none where races were not looked for.
     pub hazards: Option<usize>,
     /// Hazards that the checker sees without looking for races.
@@ -129,7 +133,7 @@ impl Prepared {
         let clock = case.clock.unwrap_or_default();
         let cold = if case.clock.is_none() { Some(simulation(Clock::Cold)?) } else { None };
         let simulation = simulation(clock)?;
-        Ok(Self { schedule, simulation, cold, clock, checked, name })
+        Ok(Self { schedule, simulation, cold, clock, checked, hashed: OnceLock::new(), name })
     }
 
     /// Checks that a split fits the machine and gives every role with work a CTA, and no other.
@@ -177,10 +181,10 @@ impl Prepared {
             seed: case.seed,
             noise: case.noise,
             prediction,
-            fatal: self.checked.fatal,
+            overridden: self.checked.overridden.clone(),
             hazards: self.checked.hazards,
             hazards_seen: self.checked.seen,
-            schedule_hash: schedule_hash(&self.schedule, split).to_string(),
+            schedule_hash: self.hashed.get_or_init(|| Hashed::new(&self.schedule)).with(split).to_string(),
         })
     }
 

@@ -3,6 +3,8 @@
 use crate::data::DataError;
 use std::path::{Path, PathBuf};
 use tilewire_hw::device::HwError;
+use tilewire_hw::host::HostError;
+use tilewire_hw::transport::TransportError;
 use tilewire_kernels::BuildError;
 use tilewire_sim::SimError;
 
@@ -69,6 +71,14 @@ pub enum ExperimentError {
         /// The backend's words.
         source: HwError,
     },
+    /// What the host device, or the wire between its ranks, did not do.
+    #[error("{source}\n  in {case}")]
+    Host {
+        /// The rank and case.
+        case: String,
+        /// Its words.
+        source: HostError,
+    },
     /// Ctrl-C.
     #[error("interrupted: {done} of {points} points are done, their rows are kept")]
     Interrupted {
@@ -104,6 +114,8 @@ impl ExperimentError {
             Self::Finding(_)
             | Self::Sim { source: SimError::Stuck { .. }, .. }
             | Self::Hardware { source: HwError::Stuck(_), .. } => 3,
+            Self::Host { source: HostError::Transport(TransportError::Missing { .. }), .. } => 4,
+            Self::Host { .. } => 3,
             Self::NoHardware(_) | Self::Hardware { source: HwError::Cuda { .. }, .. } => 4,
             Self::Interrupted { .. } => 130,
             _ => 2,

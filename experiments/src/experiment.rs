@@ -198,7 +198,11 @@ impl Experiment {
         Self::new(self.name.clone(), &Document::new(self.name.clone(), &self.text), source, replicate)
     }
 
-    fn new(name: String, document: &Document, source: &Source, replicate: u64) -> Result<Self, ExperimentError> {
+    /// Resolves all points of a document, each of their seeds moved on by `replicate`.
+    ///
+    /// # Errors
+    /// As [`Experiment::read`].
+    pub fn new(name: String, document: &Document, source: &Source, replicate: u64) -> Result<Self, ExperimentError> {
         let parsed = document.parse()?;
         let root = document.root(&parsed);
         let question = root.require("question")?.text()?.to_owned();

@@ -9,6 +9,7 @@
 //! Exit codes: 0 ok, 2 bad input (nothing written), 3 a finding, 4 hardware missing, 130 after Ctrl-C.
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod check;
 mod checked;
 mod cli;
@@ -24,6 +25,7 @@ mod experiment;
 mod figures;
 mod in_order;
 mod measure;
+mod measure_host;
 mod measure_row;
 mod plan;
 mod plot;
@@ -42,7 +44,7 @@ mod tune;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use cli::{Cli, Command};
+use cli::{Cli, Command, DeviceArg};
 use error::ExperimentError;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -61,7 +63,9 @@ fn main() -> ExitCode {
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),
+        Command::Measure(args) if args.device == DeviceArg::Host => measure_host::run(args),
         Command::Measure(args) => measure::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };

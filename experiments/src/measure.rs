@@ -49,37 +49,34 @@ struct Job {
     hazards: String,
 }
 
+/// How a run is made.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Where compiled device code is kept.
+    pub cache: Option<PathBuf>,
+    /// Start no point that could end later than this after the start.
+    pub budget_s: Option<f64>,
+    /// Measure schedules with hazards too.
+    pub unchecked: bool,
+}
+
 /// Runs the command; returns what it prints.
 ///
 /// # Errors
 /// [`ExperimentError`]; nothing is written when the GPU, the file or a point of it is wrong.
 pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
-    let begin = Instant::now();
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let experiment = Experiment::read(&args.file, &source)?;
-    experiment.groups.iter().try_for_each(measurable)?;
-    let count = gpus(&experiment)?;
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-measured", experiment.name)));
-    let cache = args.cache.clone().unwrap_or_else(default_cache);
-    let gpu = Gpus::open(&cache, count).map_err(ExperimentError::NoHardware)?;
-    let setting = Setting { facts: gpu.facts.clone(), date: row::today() };
-    let jobs = jobs(&experiment, gpu.sms(), args.unchecked)?;
-    let points = order(&experiment, &jobs);
+    let options = Options { cache: args.cache.clone(), budget_s: args.budget_s, unchecked: args.unchecked };
+    let points = execute(&experiment, &source, &root, &options)?;
     let file = root.join("rows.csv");
-    let known = if file.exists() { resumed(&file, &setting, &experiment)? } else { Vec::new() };
-    let output = output(&experiment, &source, &root)?;
-    let done = measure(&experiment, &gpu, &jobs, &points, &known, &setting, &output.path("rows.csv"), |measured| {
-        args.budget_s.is_some_and(|budget| begin.elapsed().as_secs_f64() + measured > budget)
-    })?;
     let rows = row::read(&file)?;
-    let text = if args.json {
-        json_text(&experiment, &points, &rows, &file)
-    } else {
-        text(&experiment, &points, &rows, &file)
-    };
-    if progress::interrupted() && done < points.len() {
+    let text =
+        if args.json { json_text(&experiment, points, &rows, &file) } else { text(&experiment, points, &rows, &file) };
+    if progress::interrupted() && rows.len() < points {
         crate::print(&text)?;
-        return Err(ExperimentError::Interrupted { done, points: points.len() });
+        return Err(ExperimentError::Interrupted { done: rows.len(), points });
     }
     let wrong = rows.iter().filter(|row| !row.is_ok()).count();
     if wrong > 0 {
@@ -91,6 +88,33 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         return Err(ExperimentError::Finding(what));
     }
     Ok(text)
+}
+
+/// Measures the points of an experiment that `root` has no row of; returns how many it has in all.
+///
+/// # Errors
+/// As [`run`].
+pub fn execute(
+    experiment: &Experiment,
+    source: &Source,
+    root: &Path,
+    options: &Options,
+) -> Result<usize, ExperimentError> {
+    let begin = Instant::now();
+    experiment.groups.iter().try_for_each(measurable)?;
+    let count = gpus(experiment)?;
+    let cache = options.cache.clone().unwrap_or_else(default_cache);
+    let gpu = Gpus::open(&cache, count).map_err(ExperimentError::NoHardware)?;
+    let setting = Setting { facts: gpu.facts.clone(), date: row::today() };
+    let jobs = jobs(experiment, gpu.sms(), options.unchecked)?;
+    let points = order(experiment, &jobs);
+    let file = root.join("rows.csv");
+    let known = if file.exists() { resumed(&file, &setting, experiment)? } else { Vec::new() };
+    output(experiment, source, root)?;
+    measure(experiment, &gpu, &jobs, &points, &known, &setting, &file, |measured| {
+        options.budget_s.is_some_and(|budget| begin.elapsed().as_secs_f64() + measured > budget)
+    })?;
+    Ok(points.len())
 }
 
 /// Refuses what has no measurement.
@@ -177,7 +201,7 @@ fn jobs(experiment: &Experiment, on_card: u32, unchecked: bool) -> Result<Vec<Jo
     jobs.into_iter().collect()
 }
 
-fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Result<String, ExperimentError> {
+pub(crate) fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Result<String, ExperimentError> {
     if unchecked {
         return Ok("unchecked".into());
     }
@@ -191,7 +215,7 @@ fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Result<String
     )))
 }
 
-fn splits(group: &Group) -> Result<Vec<RoleSplit>, ExperimentError> {
+pub(crate) fn splits(group: &Group) -> Result<Vec<RoleSplit>, ExperimentError> {
     let split = |split: &SplitChoice| match split {
         SplitChoice::Fixed(split) => Ok(*split),
         SplitChoice::Auto => Prepared::new(&group.case)?.split(&group.case),
@@ -270,7 +294,7 @@ fn output(experiment: &Experiment, source: &Source, root: &Path) -> Result<Outpu
     Output::create(root, "measure", Some(experiment.seed), Some(text), source, &machines)
 }
 
-/// Measures what is not known yet; returns how many points are known in the end.
+/// Measures what is not known yet.
 #[expect(clippy::too_many_arguments, reason = "one call, all of it what a run needs")]
 fn measure(
     experiment: &Experiment,
@@ -281,7 +305,7 @@ fn measure(
     setting: &Setting,
     file: &Path,
     over_budget: impl Fn(f64) -> bool,
-) -> Result<usize, ExperimentError> {
+) -> Result<(), ExperimentError> {
     let write = |error: csv::Error| ExperimentError::write(file, error);
     let columns = row::columns();
     let fresh = !file.exists();
@@ -296,13 +320,12 @@ fn measure(
     progress::catch_interrupt();
     let bar = progress::bar(points.len() as u64, "measuring");
     let mut runners: Vec<Option<ClusterRunner<'_>>> = jobs.iter().map(|_| None).collect();
-    let (mut done, mut longest_s) = (0, 0.0_f64);
+    let mut longest_s = 0.0_f64;
     for &(g, s) in points {
         let (job, case) = (&jobs[g], &experiment.groups[g].case);
         let clock = case.clock.unwrap_or_default();
         let point = row::point(case, &job.splits[s], clock_name(clock));
         if known.iter().any(|row| row.is_at(&point)) {
-            done += 1;
             bar.inc(1);
             continue;
         }
@@ -323,11 +346,10 @@ fn measure(
             return Err(ExperimentError::Hardware { case: format!("{case} [{}]", job.splits[s]), source });
         }
         longest_s = longest_s.max(begin.elapsed().as_secs_f64());
-        done += 1;
         bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok(done)
+    Ok(())
 }
 
 fn measure_point<'a>(
@@ -340,17 +362,14 @@ fn measure_point<'a>(
 ) -> Result<Measured, HwError> {
     let mut programs = job.programs.clone();
     programs.iter_mut().try_for_each(|program| program.apply_split(&job.schedule, split, gpu.sms()))?;
-    let runner = match slot {
-        Some(runner) => {
-            runner.replace(programs.clone())?;
-            runner.poison(&job.inputs)?;
-            runner
-        }
-        None => {
-            let runner = slot.insert(gpu.runner(&job.schedule, programs.clone())?);
-            runner.load(&job.inputs)?;
-            runner
-        }
+    let runner = if let Some(runner) = slot {
+        runner.replace(programs.clone())?;
+        runner.poison(&job.inputs)?;
+        runner
+    } else {
+        let runner = slot.insert(gpu.runner(&job.schedule, programs.clone())?);
+        runner.load(&job.inputs)?;
+        runner
     };
     let load = match clock {
         Clock::Sustained => Load::Sustained,
@@ -389,7 +408,7 @@ fn best<'a>(experiment: &'a Experiment, rows: &'a [MeasuredRow]) -> Vec<(&'a Gro
     experiment.groups.iter().filter_map(|group| fastest(group).map(|row| (group, row))).collect()
 }
 
-fn text(experiment: &Experiment, points: &[(usize, usize)], rows: &[MeasuredRow], file: &Path) -> String {
+fn text(experiment: &Experiment, points: usize, rows: &[MeasuredRow], file: &Path) -> String {
     let mut table = Table::new([
         "kernel",
         "cluster",
@@ -415,17 +434,17 @@ fn text(experiment: &Experiment, points: &[(usize, usize)], rows: &[MeasuredRow]
         ]);
     }
     let mut text = format!("{}\n\n{}", experiment.question, table.without_constants(&["kernel", "cluster"]).render(2));
-    let _ = writeln!(text, "\n{} of {} points; run again to go on where it stopped", rows.len(), points.len());
+    let _ = writeln!(text, "\n{} of {points} points; run again to go on where it stopped", rows.len());
     let _ = writeln!(text, "wrote {}", file.display());
     text
 }
 
-fn json_text(experiment: &Experiment, points: &[(usize, usize)], rows: &[MeasuredRow], file: &Path) -> String {
+fn json_text(experiment: &Experiment, points: usize, rows: &[MeasuredRow], file: &Path) -> String {
     let best: Vec<_> = best(experiment, rows)
         .into_iter()
         .map(|(group, row)| json!({ "case": group.case.to_string(), "split": row.split().ok(), "time_us": row.number("time_us") }))
         .collect();
-    json!({ "experiment": experiment.name, "points": points.len(), "rows": rows.len(), "best": best, "file": file })
+    json!({ "experiment": experiment.name, "points": points, "rows": rows.len(), "best": best, "file": file })
         .to_string()
         + "\n"
 }

@@ -209,6 +209,19 @@ impl Source {
         Ok(Self { data, file })
     }
 
+    /// The machine of the file that replaces all, or else this one.
+    ///
+    /// # Errors
+    /// [`DataError`] when it cannot be read.
+    pub fn machine_or(&self, name: &str) -> Result<Machine, DataError> {
+        self.file.as_ref().map_or_else(|| self.data.machine(name), |(_, machine, _)| Ok(machine.clone()))
+    }
+
+    /// The same data with this machine in place of all.
+    pub fn with(&self, machine: Machine) -> Self {
+        Self { data: self.data.clone(), file: Some((PathBuf::new(), machine, String::new())) }
+    }
+
     /// The text of a machine's file.
     ///
     /// # Errors

@@ -62,8 +62,8 @@ pub fn text(case: &Case, answer: &Answer) -> String {
         ("logical_gbs", format!("{:.2}", prediction.logical_gbs), "the same with bytes that stay on the node"),
         ("hazards", hazards(answer), hazards_from(answer)),
     ];
-    if answer.fatal > 0 {
-        let _ = writeln!(out, "WARNING {} fatal findings of `tilewire check` overridden by --unchecked", answer.fatal);
+    for finding in &answer.overridden {
+        let _ = writeln!(out, "unchecked: it cannot run as it is, {finding}");
     }
     let _ = writeln!(out);
     for (name, value, meaning) in lines {

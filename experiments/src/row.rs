@@ -94,7 +94,7 @@ pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
     ]);
     match outcome {
         Outcome::Done(answer) => {
-            fields.push(if answer.fatal == 0 { "ok" } else { "unchecked" }.into());
+            fields.push(if answer.overridden.is_empty() { "ok" } else { "unchecked" }.into());
             fields.extend(measured(&answer.prediction));
             let hazards = answer.hazards.map_or_else(String::new, |hazards| hazards.to_string());
             fields.extend([hazards, answer.schedule_hash.clone()]);

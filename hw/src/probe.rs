@@ -10,6 +10,10 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fs;
 use std::path::Path;
 
+pub mod rdma;
+
+pub use rdma::RdmaDevice;
+
 /// Everything that a machine was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Probe {
@@ -96,21 +100,6 @@ pub enum Library {
     },
 }
 
-/// An RDMA device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RdmaDevice {
-    /// Name.
-    pub name: String,
-    /// Kernel driver: mlx5_core, efa, rdma_rxe.
-    pub driver: Option<String>,
-    /// InfiniBand, Ethernet or unspecified.
-    pub link_layer: Option<String>,
-    /// State of its first port.
-    pub state: Option<String>,
-    /// Rate of its first port, as the kernel words it.
-    pub rate: Option<String>,
-}
-
 /// Asks the machine for everything.
 pub fn probe() -> Probe {
     Probe {
@@ -118,7 +107,7 @@ pub fn probe() -> Probe {
         nvrtc: compiler(),
         verbs: library("libibverbs.so.1"),
         efa: library("libefa.so.1"),
-        rdma: rdma(Path::new("/sys/class/infiniband")),
+        rdma: rdma::devices(Path::new("/sys/class/infiniband")),
     }
 }
 
@@ -231,31 +220,6 @@ fn library(name: &str) -> Library {
     }
 }
 
-/// The devices below a directory with the layout of `/sys/class/infiniband`, by name.
-fn rdma(root: &Path) -> Vec<RdmaDevice> {
-    let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
-    let mut devices: Vec<RdmaDevice> = entries
-        .filter_map(Result::ok)
-        .map(|entry| {
-            let path = entry.path();
-            let port = |file: &str| {
-                let text = fs::read_to_string(path.join("ports/1").join(file)).ok()?;
-                Some(text.trim().to_owned()).filter(|text| !text.is_empty())
-            };
-            let driver = fs::canonicalize(path.join("device/driver")).ok();
-            RdmaDevice {
-                name: entry.file_name().to_string_lossy().into_owned(),
-                driver: driver.and_then(|d| d.file_name().map(|name| name.to_string_lossy().into_owned())),
-                link_layer: port("link_layer"),
-                state: port("state"),
-                rate: port("rate"),
-            }
-        })
-        .collect();
-    devices.sort_by(|a, b| a.name.cmp(&b.name));
-    devices
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,25 +235,5 @@ mod tests {
     #[test]
     fn absent_parts_are_missing() {
         assert_eq!(library("libno-such-library.so.1"), Library::Missing);
-        assert_eq!(rdma(Path::new("/no/such/directory")), []);
-    }
-
-    #[test]
-    fn devices_are_read_from_sysfs() {
-        let root = std::env::temp_dir().join(format!("tilewire-probe-{}", std::process::id()));
-        let port = root.join("mlx5_0/ports/1");
-        fs::create_dir_all(&port).expect("a temporary directory");
-        fs::write(port.join("link_layer"), "InfiniBand\n").expect("a file");
-        fs::write(port.join("rate"), "400 Gb/sec (4X NDR)\n").expect("a file");
-        let devices = rdma(&root);
-        fs::remove_dir_all(&root).expect("the directory of this test");
-        let expected = RdmaDevice {
-            name: "mlx5_0".into(),
-            driver: None,
-            link_layer: Some("InfiniBand".into()),
-            state: None,
-            rate: Some("400 Gb/sec (4X NDR)".into()),
-        };
-        assert_eq!(devices, [expected]);
     }
 }

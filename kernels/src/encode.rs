@@ -45,26 +45,54 @@ impl fmt::Display for ScheduleHash {
     }
 }
 
-/// The hash of a schedule together with the split that it is run with.
-pub fn schedule_hash(schedule: &Schedule, split: &RoleSplit) -> ScheduleHash {
-    let mut hasher = blake3::Hasher::new();
-    let complete = encode(schedule, split, |bytes| {
-        hasher.update(bytes);
-    });
-    ScheduleHash { bytes: *hasher.finalize().as_bytes(), complete }
+/// The hash of a schedule, to be finished with one split after the other: a sweep encodes its tasks once.
+#[derive(Clone)]
+pub struct Hashed {
+    hasher: blake3::Hasher,
+    complete: bool,
 }
 
-/// Streams the canonical encoding to `sink`; returns whether every distinct skeleton is in it.
-pub fn encode(schedule: &Schedule, split: &RoleSplit, sink: impl FnMut(&[u8])) -> bool {
+impl Hashed {
+    /// Encodes a schedule.
+    pub fn new(schedule: &Schedule) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        let complete = encode(schedule, |bytes| {
+            hasher.update(bytes);
+        });
+        Self { hasher, complete }
+    }
+
+    /// The hash of the schedule together with the split that it is run with.
+    pub fn with(&self, split: &RoleSplit) -> ScheduleHash {
+        let mut hasher = self.hasher.clone();
+        let mut out = Out {
+            buffer: Vec::new(),
+            sink: |bytes: &[u8]| {
+                hasher.update(bytes);
+            },
+        };
+        for kind in RoleKind::ALL {
+            out.word(split.get(kind));
+        }
+        out.flush();
+        ScheduleHash { bytes: *hasher.finalize().as_bytes(), complete: self.complete }
+    }
+}
+
+/// The hash of a schedule together with the split that it is run with.
+pub fn schedule_hash(schedule: &Schedule, split: &RoleSplit) -> ScheduleHash {
+    Hashed::new(schedule).with(split)
+}
+
+/// Streams the canonical encoding of a schedule, to which that of its split is appended; returns whether every distinct
+/// skeleton is in it.
+fn encode(schedule: &Schedule, sink: impl FnMut(&[u8])) -> bool {
     let mut out = Out { buffer: Vec::with_capacity(BUFFER_BYTES), sink };
     out.header(schedule);
     let representatives = schedule.representatives();
     out.number(representatives.len() as u64);
     for &rank in representatives.iter().take(MAX_SKELETONS) {
         out.skeleton(schedule, rank);
-    }
-    for kind in RoleKind::ALL {
-        out.word(split.get(kind));
     }
     out.flush();
     representatives.len() <= MAX_SKELETONS

@@ -817,6 +817,8 @@ impl Compiler<'_> {
                     total / sm.copy_cta_gbs.value
                         + (f64::from(rows) / f64::from(*in_flight)).ceil() * (load_ns + store_ns)
                 };
+                let row_ns = machine.interpreter.as_ref().map_or(0.0, |i| i.gather_row_ns.value);
+                let work = work.max(f64::from(rows) * row_ns);
                 let forms = self.one_flow(&loads, ps_from_ns(work) + self.task_ps());
                 simple(Work::Move, forms)
             }

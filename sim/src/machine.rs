@@ -130,6 +130,8 @@ section! {
         task_ns,
         /// From one signal of a task to its next.
         signal_ns,
+        /// Of a gather, to look up a row and start its copy: one thread does it, row after row.
+        gather_row_ns,
         /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
         store_steps,
         /// From the last store of such an output until it is visible.

@@ -1,12 +1,13 @@
 //! From a schedule, a machine and a split to the numbers that a user reads.
 
 use crate::SimError;
-use crate::compile::{Compiled, Form, ResourceKind};
+use crate::compile::{Compiled, Form, NONE, ResourceKind};
 use crate::engine::{self, Run};
 use crate::machine::Machine;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use tilewire_kernels::{RoleKind, RoleSplit, Schedule};
 
 /// Which ranks are simulated.
@@ -176,6 +177,8 @@ pub struct Simulation {
     protocol: Protocol,
     nodes: f64,
     pool: engine::Pool,
+    /// End of the compute-only run by the CTAs that take part in it: splits of a sweep share it.
+    compute_only: Mutex<BTreeMap<Vec<u32>, u64>>,
 }
 
 impl Simulation {
@@ -190,6 +193,7 @@ impl Simulation {
             protocol: config.protocol,
             nodes: f64::from(schedule.cluster.nodes),
             pool: engine::Pool::default(),
+            compute_only: Mutex::default(),
         })
     }
 
@@ -242,9 +246,27 @@ impl Simulation {
     /// As [`Simulation::run`].
     pub fn predict(&self, split: &RoleSplit) -> Result<Prediction, SimError> {
         let whole = self.run(split, Form::Whole, false)?;
-        let compute = self.timed(self.run(split, Form::ComputeOnly, false)?.end);
+        let compute = self.timed(self.compute_only_ps(split)?);
         let comm = self.timed(self.run(split, Form::CommOnly, false)?.end);
         Ok(self.report(&whole, compute, comm))
+    }
+
+    /// Time of the compute role's tasks alone, ps.
+    fn compute_only_ps(&self, split: &RoleSplit) -> Result<u64, SimError> {
+        let mut counts = engine::worker_counts(&self.compiled, split)?;
+        for (count, role) in counts.iter_mut().zip(&self.compiled.programs[0].roles) {
+            if role.kind != RoleKind::Compute && role.recycle == NONE {
+                *count = 0;
+            }
+        }
+        // A panic elsewhere leaves the map whole.
+        let known = || self.compute_only.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&end) = known().get(&counts) {
+            return Ok(end);
+        }
+        let end = self.run(split, Form::ComputeOnly, false)?.end;
+        known().insert(counts, end);
+        Ok(end)
     }
 
     fn report(&self, whole: &Run, compute: u64, comm: u64) -> Prediction {

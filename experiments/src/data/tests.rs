@@ -111,9 +111,10 @@ fn every_csv_is_the_one_its_provenance_describes() {
         })
         .collect();
     let expected = [
-        ("measured/gemm-family-mirror-2026-11-29.csv", 120),
         ("measured/h200-2026-11-29.csv", 272),
         ("measured/h200-calibration-2026-11-29.csv", 1972),
+        ("measured/h200-mirror-fit-2026-11-29.csv", 120),
+        ("measured/h200-mirror-judged-2026-11-29.csv", 190),
         ("published/collectives.csv", 255),
         ("published/effective_splits.csv", 71),
         ("published/figures.csv", 628),

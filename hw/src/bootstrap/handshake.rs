@@ -1,6 +1,6 @@
 //! How a rank and rank 0 recognise each other. The form of these messages is the same in every version.
 
-use super::{BootstrapError, Join};
+use super::{BootstrapError, Join, link};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -154,7 +154,9 @@ pub(super) fn accept_all(join: &Join, listener: &TcpListener) -> Result<Accepted
             Ok((from, Ok((hello, stream)))) => {
                 let Hello { version, rank, ranks, .. } = hello;
                 if version != join.version {
-                    return Err(BootstrapError::Version { rank, theirs: version, ours: join.version });
+                    let error = BootstrapError::Version { rank, theirs: version, ours: join.version };
+                    streams.iter_mut().flatten().for_each(|stream| link::dismiss(stream, &error));
+                    return Err(error);
                 }
                 match streams.get_mut((rank as usize).wrapping_sub(1)) {
                     Some(place @ None) if ranks == join.place.ranks => *place = Some(stream),
@@ -166,7 +168,9 @@ pub(super) fn accept_all(join: &Join, listener: &TcpListener) -> Result<Accepted
         if begin.elapsed() > join.patience {
             let ranks = (1..).zip(&streams).filter(|(_, stream)| stream.is_none()).map(|(rank, _)| rank).collect();
             let within_s = join.patience.as_secs();
-            return Err(BootstrapError::Absent { ranks, within_s, strangers: refused });
+            let error = BootstrapError::Absent { ranks, within_s, strangers: refused };
+            streams.iter_mut().flatten().for_each(|stream| link::dismiss(stream, &error));
+            return Err(error);
         }
     }
     Ok(((1..).zip(streams.into_iter().flatten()).collect(), refused))

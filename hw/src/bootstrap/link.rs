@@ -46,9 +46,7 @@ impl Link {
     }
 
     pub(super) fn send(&self, kind: Kind, bytes: &[u8]) -> io::Result<()> {
-        let mut frame = vec![kind as u8];
-        frame.extend((bytes.len() as u32).to_le_bytes());
-        frame.extend(bytes);
+        let frame = frame(kind, bytes);
         self.stream.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
     }
 
@@ -74,6 +72,16 @@ impl Link {
             }
         }
     }
+}
+
+fn frame(kind: Kind, bytes: &[u8]) -> Vec<u8> {
+    [&[kind as u8][..], &(bytes.len() as u32).to_le_bytes(), bytes].concat()
+}
+
+/// Tells a rank that joined that rank 0 gives up, and why.
+pub(super) fn dismiss(stream: &mut TcpStream, why: &BootstrapError) {
+    let bytes = [&0u32.to_le_bytes(), why.to_string().as_bytes()].concat();
+    let _ = stream.write_all(&frame(Kind::Failed, &bytes));
 }
 
 /// Tells all peers, but for the one that told us, that a rank failed.

@@ -16,9 +16,11 @@ mod plan;
 mod run;
 mod share;
 mod watch;
+mod wire;
 
 pub use run::{HostConfig, RankReport, Setup, Wires, run_rank, run_threads};
 pub use share::share;
+pub use wire::Wire;
 
 use crate::bootstrap::BootstrapError;
 use crate::transport::TransportError;
@@ -60,6 +62,9 @@ pub enum HostError {
         /// Names of the first missing words.
         words: Vec<String>,
     },
+    /// An exercise of the wire.
+    #[error(transparent)]
+    Exercise(#[from] crate::transport::exercise::ExerciseError),
     /// Something that the host device does not do.
     #[error("the host device does not do {what}")]
     Unsupported {

@@ -150,6 +150,12 @@ pub enum TransportError {
         /// The write.
         command: Box<Command>,
     },
+    /// A connection that failed without a request of this rank as its cause.
+    #[error("the connection with rank {peer} is in error: this rank refused a write of its peer, which says more")]
+    Flushed {
+        /// Peer.
+        peer: u32,
+    },
     /// A call of the library that failed.
     #[error("{call}: {error}{}", if .what.is_empty() { String::new() } else { format!(" ({})", .what) })]
     Call {

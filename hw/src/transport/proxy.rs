@@ -93,6 +93,8 @@ impl Proxy<'_> {
         let mut events = Vec::new();
         let mut parts: BTreeMap<u32, u32> = BTreeMap::new();
         while !self.stop.load(Ordering::Relaxed) {
+            // Asked before the FIFO: what was pushed before the end is served.
+            let ending = self.end.load(Ordering::Acquire);
             let mut moved = false;
             while aside < self.config.aside.max(1) {
                 let Some(command) = self.fifo.pop() else { break };
@@ -143,7 +145,7 @@ impl Proxy<'_> {
                 idle = 0;
                 continue;
             }
-            if aside == 0 && in_flight == 0 && self.end.load(Ordering::Acquire) {
+            if aside == 0 && in_flight == 0 && ending {
                 break;
             }
             idle = rest(idle, self.config.patience);

@@ -95,7 +95,8 @@ fn a_rank_that_does_not_come_is_named() {
         let receive = scope.spawn(|| Session::receive(&join, &host.listener));
         let peer = Session::join(&host.rank(1)).expect("joins");
         let error = receive.join().expect("no panic").err();
-        drop(peer);
+        let told = peer.barrier().expect_err("rank 0 gave up").to_string();
+        assert!(told.starts_with("rank 0: ranks [2] did not come within"), "{told}");
         error
     });
     assert!(matches!(&error, Some(BootstrapError::Absent { ranks, .. }) if ranks == &[2]), "{error:?}");

@@ -25,6 +25,7 @@ const FAILURES: u64 = 16;
 
 /// Races and reads of nothing in the memory of these ranks, and whether all ranks that reach it were looked at.
 pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> (Vec<Finding>, bool) {
+    let roles = order.compact.roles.len() / order.compact.classes.len();
     let mut complete = true;
     let reach = Reach::new(schedule, order);
     let mut races: BTreeMap<(usize, u32, u32, u8, u8), Finding> = BTreeMap::new();
@@ -74,7 +75,8 @@ pub(super) fn check(schedule: &Schedule, order: &Order<'_>, ranks: &[u32]) -> (V
                         if a.node == b.node {
                             continue;
                         }
-                        let role = |touch: &Touch| order.compact.role_of(touch.node.task) as u32;
+                        // Classes have the same roles, and what goes wrong in one of them does so in all.
+                        let role = |touch: &Touch| (order.compact.role_of(touch.node.task) % roles) as u32;
                         let key = (buffer, role(a), role(b), a.access as u8, b.access as u8);
                         if races.get(&key).is_some_and(|finding| failures(finding) >= FAILURES)
                             || is_ordered(order, &touches, rank, a, b)

@@ -84,9 +84,13 @@ impl Linear {
         this
     }
 
-    /// For the races, which need an order in which the schedule ends and values that do not come too early.
+    /// For the races: none unless every task runs and no flag rises too far.
     fn order<'a>(&'a self, schedule: &'a Schedule) -> Option<order::Order<'a>> {
-        let (Some(compact), Some(legal)) = (&self.compact, &self.order) else { return None };
+        let logic = [Rule::Structure, Rule::Tasks, Rule::Flags, Rule::Progress];
+        let fatal = |finding: &&Finding| finding.severity == Severity::Fatal && logic.contains(&finding.problem.rule());
+        let (Some(compact), Some(legal), None) = (&self.compact, &self.order, self.findings.iter().find(fatal)) else {
+            return None;
+        };
         Some(order::Order::new(schedule, compact, legal))
     }
 }
@@ -105,9 +109,7 @@ struct Looked {
 /// Where very many tasks of other ranks reach a memory, those of some ranks are looked at, spread over the cluster.
 pub fn check_hazards(schedule: &Schedule, split: Option<&RoleSplit>) -> Vec<Finding> {
     let mut linear = Linear::new(schedule, split);
-    if !has_fatal(&linear.findings) {
-        races(schedule, &mut linear);
-    }
+    races(schedule, &mut linear);
     linear.findings
 }
 

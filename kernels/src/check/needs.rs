@@ -111,8 +111,7 @@ impl Needs {
             return format!("{shared}; no puts");
         }
         format!(
-            "{shared}, {} of {queues} NIC queues; a ring of {fifo_depth} and {in_flight} writes in flight drain without a \
-             CTA, so a full one blocks only who pushes",
+            "{shared}, {} of {queues} queues; ring of {fifo_depth}, {in_flight} writes in flight: drained without CTAs",
             self.of(Need::Queues)
         )
     }

@@ -5,7 +5,7 @@ use super::finding::{Finding, Severity};
 use super::limits::Limits;
 use super::residency::check_residency;
 use super::rule::{Rule, RuleResult};
-use super::{Linear, check_symmetry_sample, has_fatal, races, symmetry_sample};
+use super::{Linear, check_symmetry_sample, races, symmetry_sample};
 use crate::schedule::{RoleSplit, Schedule};
 use serde::Serialize;
 use std::fmt;
@@ -48,24 +48,18 @@ impl fmt::Display for Report {
 
 /// Checks flags, progress, races, resources and symmetry.
 ///
-/// Races are looked for where nothing fatal was found, for they need an order in which the schedule ends. Without a split
-/// every role counts as having CTAs, and whether they find an SM is not asked.
+/// Races are looked for where every task runs and no flag rises too far, for they need an order in which the schedule
+/// ends. Without a split every role counts as having CTAs, and whether they find an SM is not asked.
 pub fn report(schedule: &Schedule, limits: &Limits, split: Option<&RoleSplit>) -> Report {
     let (mut linear, mut rules) = linear(schedule, limits, split);
-    if has_fatal(&linear.findings) {
+    let ranks = schedule.cluster.ranks();
+    let Some(looked) = races(schedule, &mut linear) else {
         rules.extend([Rule::Symmetry, Rule::Races].map(|rule| RuleResult::not_checked(rule, FATAL)));
         return Report::new(linear.findings, rules);
-    }
-    let ranks = schedule.cluster.ranks();
-    let looked = races(schedule, &mut linear);
-    rules.push(looked.map_or_else(
-        || RuleResult::not_checked(Rule::Races, FATAL),
-        |looked| {
-            let whole = if looked.complete { "all ranks that reach it" } else { "some of the ranks that reach it" };
-            let scope = format!("memory of {} of {ranks} ranks, accesses of {whole}", looked.ranks);
-            RuleResult::checked(Rule::Races, &linear.findings, scope)
-        },
-    ));
+    };
+    let whole = if looked.complete { "all ranks that reach it" } else { "some of the ranks that reach it" };
+    let scope = format!("memory of {} of {ranks} ranks, accesses of {whole}", looked.ranks);
+    rules.push(RuleResult::checked(Rule::Races, &linear.findings, scope));
     linear.findings.extend(check_symmetry_sample(schedule));
     let scope = format!("skeletons of {} of {ranks} ranks compared", symmetry_sample(schedule).len());
     rules.push(RuleResult::checked(Rule::Symmetry, &linear.findings, scope));
@@ -96,7 +90,7 @@ fn linear(schedule: &Schedule, limits: &Limits, split: Option<&RoleSplit>) -> (L
 
     let checked = |rule, scope: String| RuleResult::checked(rule, &linear.findings, scope);
     let roles: usize = schedule.launches.iter().map(|launch| launch.roles.len()).sum();
-    let launches = format!("{} launches of {roles} roles", schedule.launches.len());
+    let launches = format!("launches: {}, roles: {roles}", schedule.launches.len());
     let mut rules = vec![checked(Rule::Structure, launches)];
     rules.push(split.map_or_else(
         || RuleResult::not_checked(Rule::Residency, "no split"),
@@ -129,5 +123,5 @@ fn linear(schedule: &Schedule, limits: &Limits, split: Option<&RoleSplit>) -> (L
 
 fn tasks(schedule: &Schedule, compact: &Compact) -> String {
     let (classes, ranks) = (compact.classes.len(), schedule.cluster.ranks());
-    format!("{} tasks of {classes} ranks that stand for {ranks}", compact.tasks.len())
+    format!("{} tasks, of {classes} of {ranks} ranks: one of each class", compact.tasks.len())
 }

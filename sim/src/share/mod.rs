@@ -21,7 +21,7 @@ mod class;
 mod solve;
 
 use class::{Class, Member};
-use solve::{Link, Piece, Remainder};
+use solve::{Link, NEVER_COLLECTED, Piece, Remainder};
 
 /// `theta` of a flow that nobody holds back.
 pub const FULL_SPEED: u64 = 1 << 32;
@@ -99,6 +99,8 @@ pub struct Sharing {
     /// Classes whose membership or speed changed since the last solution.
     touched: Vec<u32>,
     visit: u32,
+    /// The visit at which `component`, `pieces` and `links` were collected, if they still hold.
+    collected: u32,
     component: Vec<Remainder>,
     pieces: Vec<Piece>,
     links: Vec<Link>,
@@ -167,6 +169,7 @@ impl Sharing {
         self.dirty.clear();
         self.touched.clear();
         self.visit = 0;
+        self.collected = NEVER_COLLECTED;
     }
 
     /// When the first flow of each class ends, at present rates.
@@ -323,10 +326,15 @@ impl Sharing {
                 continue;
             }
             let change = i64::from(members) - i64::from(*counted);
+            let comes = *counted == 0;
             *counted = members;
+            let crossing = &self.crossings[class as usize];
+            if comes && crossing.hot != 0 && self.presences[class as usize].visited != self.collected {
+                // It joins a component that does not know it.
+                self.collected = NEVER_COLLECTED;
+            }
             let (word, bit) = (class as usize / 64, 1 << (class % 64));
             self.present[word] = if members > 0 { self.present[word] | bit } else { self.present[word] & !bit };
-            let crossing = &self.crossings[class as usize];
             let (first, len) = (crossing.resources as usize, crossing.len as usize);
             let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
             for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {

@@ -19,6 +19,9 @@ pub(super) struct Remainder {
     changed: bool,
 }
 
+/// No component is known.
+pub(super) const NEVER_COLLECTED: u32 = 0;
+
 /// End of a list of links.
 const NO_LINK: u32 = u32::MAX;
 
@@ -74,6 +77,7 @@ impl Sharing {
     /// Tells the classes that cross a resource whether it may hold them back.
     pub(super) fn mark(&mut self, r: u32, hot: bool) {
         self.resources[r as usize].hot = hot;
+        self.collected = NEVER_COLLECTED;
         let range = self.crossing_range(r);
         for (&c, &position) in self.crossing[range.clone()].iter().zip(&self.positions[range]) {
             let crossing = &mut self.crossings[c as usize];
@@ -89,9 +93,32 @@ impl Sharing {
         self.crossing_of[resource as usize] as usize..self.crossing_of[resource as usize + 1] as usize
     }
 
-    /// Collects the component of binding resources that `seed` belongs to, and the classes that cross them.
-    fn collect_component(&mut self, seed: u32) {
+    /// The component of binding resources that `seed` belongs to, and the classes that cross them.
+    ///
+    /// The last one is used again while the same resources bind and no class has come to it. Classes that have no member
+    /// any more ask for nothing; should they have held the component together, its parts are solved side by side.
+    fn find_component(&mut self, seed: u32) {
         self.visit += 1;
+        let place = self.resources[seed as usize].place as usize;
+        let known = self.collected != NEVER_COLLECTED && self.component.get(place).is_some_and(|c| c.resource == seed);
+        if !known {
+            self.collect_component(seed);
+            self.collected = self.visit;
+            return;
+        }
+        for remainder in &mut self.component {
+            let resource = &mut self.resources[remainder.resource as usize];
+            resource.visited = self.visit;
+            let last_link = remainder.last_link;
+            *remainder = Remainder { last_link, ..Remainder::of(remainder.resource, resource) };
+        }
+        for piece in &mut self.pieces {
+            piece.members = self.presences[piece.class as usize].counted;
+            piece.level = NEVER;
+        }
+    }
+
+    fn collect_component(&mut self, seed: u32) {
         self.component.clear();
         self.pieces.clear();
         self.links.clear();
@@ -157,7 +184,7 @@ impl Sharing {
     }
 
     pub(super) fn solve_component(&mut self, seed: u32, now: u64) {
-        self.collect_component(seed);
+        self.find_component(seed);
         let mut component = std::mem::take(&mut self.component);
         let mut pieces = std::mem::take(&mut self.pieces);
         let mut frozen = std::mem::take(&mut self.frozen);
@@ -167,7 +194,7 @@ impl Sharing {
             frozen.clear();
             if lowest >= FULL_SPEED {
                 // Nobody is held back any more.
-                for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
+                for piece in pieces.iter().filter(|piece| piece.level == NEVER && piece.members > 0) {
                     self.set_theta(piece.class, now, FULL_SPEED);
                 }
                 break;
@@ -188,6 +215,9 @@ impl Sharing {
             unfrozen -= frozen.len();
             for &piece in &frozen {
                 let piece = pieces[piece as usize];
+                if piece.members == 0 {
+                    continue;
+                }
                 self.set_theta(piece.class, now, lowest);
                 for link in &self.links[piece.links.0 as usize..piece.links.1 as usize] {
                     let remainder = &mut component[link.place as usize];

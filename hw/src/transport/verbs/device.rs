@@ -1,6 +1,7 @@
 //! An opened RDMA device with one registered segment.
 
 use super::{Library, VerbsConfig};
+use crate::probe::rdma;
 use crate::transport::TransportError;
 use crate::transport::segment::Segment;
 use ibverbs_sys as ffi;
@@ -47,6 +48,9 @@ unsafe impl Send for Device {}
 // SAFETY: as above; the handles are never written after they are made.
 unsafe impl Sync for Device {}
 
+/// What a context without a post function would return: ENOSYS.
+pub(super) const NOT_THERE: c_int = 38;
+
 pub(super) fn failed(call: &'static str, what: impl Into<String>, error: io::Error) -> TransportError {
     TransportError::Call { call, what: what.into(), error }
 }
@@ -59,18 +63,6 @@ pub(super) fn zero(call: &'static str, what: impl Into<String>, result: c_int) -
 /// Checks a call that returns a pointer and sets errno.
 fn some<T>(call: &'static str, what: &str, pointer: *mut T) -> Result<*mut T, TransportError> {
     if pointer.is_null() { Err(failed(call, what, io::Error::last_os_error())) } else { Ok(pointer) }
-}
-
-/// The first RoCE v2 GID of a port over IPv4, else over IPv6, by what the kernel says in sysfs.
-pub fn roce_v2_gid(ports: &Path, port: u8) -> Option<u8> {
-    let read = |kind: &str, index: u8| {
-        std::fs::read_to_string(ports.join(format!("{port}/{kind}/{index}"))).ok().map(|text| text.trim().to_owned())
-    };
-    let is_v2 = |&index: &u8| read("gid_attrs/types", index).is_some_and(|kind| kind == "RoCE v2");
-    let is_ipv4 =
-        |&index: &u8| read("gids", index).is_some_and(|gid| gid.starts_with("0000:0000:0000:0000:0000:ffff:"));
-    let all = || (0..=u8::MAX).filter(is_v2);
-    all().find(is_ipv4).or_else(|| all().next())
 }
 
 impl Device {
@@ -118,12 +110,14 @@ impl Device {
             return Err(TransportError::Missing { what: format!("{what} is not active; is its link up?") });
         }
         let ethernet = u32::from(port.link_layer) == u32::from(ffi::IBV_LINK_LAYER_ETHERNET as u8);
-        let ports = Path::new("/sys/class/infiniband").join(&self.name).join("ports");
         let gid_index = match config.gid_index {
             Some(index) => index,
-            None if ethernet => roce_v2_gid(&ports, config.port)
-                .ok_or_else(|| TransportError::Missing { what: format!("{what} has no RoCE v2 GID") })?,
-            None => 0,
+            None => rdma::devices(Path::new("/sys/class/infiniband"))
+                .iter()
+                .filter(|device| device.name == self.name)
+                .flat_map(|device| &device.ports)
+                .find(|port| port.number == config.port)
+                .map_or(0, |port| port.gid_index),
         };
         // SAFETY: the context is open.
         zero("ibv_query_gid", format!("{what}, index {gid_index}"), unsafe {
@@ -196,32 +190,5 @@ impl Drop for Device {
             }
             (self.library.ibv_close_device)(self.context);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::roce_v2_gid;
-
-    #[test]
-    fn the_first_roce_v2_gid_over_ipv4_is_taken() {
-        let root = std::env::temp_dir().join(format!("tilewire-gids-{}", std::process::id()));
-        let write = |kind: &str, index: u8, text: &str| {
-            let dir = root.join("1").join(kind);
-            std::fs::create_dir_all(&dir).expect("a directory");
-            std::fs::write(dir.join(index.to_string()), text).expect("a file");
-        };
-        let (link, ipv4) = ("fe80:0000:0000:0000:5054:00ff:fe00:0001", "0000:0000:0000:0000:0000:ffff:0a32:0001");
-        for (index, kind, gid) in
-            [(0, "IB/RoCE v1", link), (1, "RoCE v2", link), (2, "IB/RoCE v1", ipv4), (3, "RoCE v2", ipv4)]
-        {
-            write("gid_attrs/types", index, &format!("{kind}\n"));
-            write("gids", index, &format!("{gid}\n"));
-        }
-        assert_eq!(roce_v2_gid(&root, 1), Some(3));
-        assert_eq!(roce_v2_gid(&root, 2), None);
-        write("gids", 3, link);
-        assert_eq!(roce_v2_gid(&root, 1), Some(1));
-        std::fs::remove_dir_all(&root).expect("removed");
     }
 }

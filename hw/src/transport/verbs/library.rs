@@ -51,6 +51,9 @@ functions! {
     ibv_create_qp(*mut ffi::ibv_pd, *mut ffi::ibv_qp_init_attr) -> *mut ffi::ibv_qp;
     ibv_modify_qp(*mut ffi::ibv_qp, *mut ffi::ibv_qp_attr, c_int) -> c_int;
     ibv_destroy_qp(*mut ffi::ibv_qp) -> c_int;
+    ibv_create_ah(*mut ffi::ibv_pd, *mut ffi::ibv_ah_attr) -> *mut ffi::ibv_ah;
+    ibv_destroy_ah(*mut ffi::ibv_ah) -> c_int;
+    ibv_qp_to_qp_ex(*mut ffi::ibv_qp) -> *mut ffi::ibv_qp_ex;
     ibv_wc_status_str(c_int) -> *const c_char;
 }
 

@@ -9,11 +9,40 @@
 pub mod device;
 pub mod library;
 pub mod rc;
+pub mod srd;
 
 pub use device::{Device, Port};
 pub use library::Library;
 
+use crate::transport::TransportError;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What a rank tells its peers so that they can write to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Card {
+    gid: [u8; 16],
+    lid: u16,
+    mtu: u32,
+    /// Address, key and size of its segment.
+    address: u64,
+    key: u32,
+    bytes: u64,
+    /// Queue pairs by peer, then proxy, then index.
+    queue_pairs: BTreeMap<u32, Vec<Vec<u32>>>,
+}
+
+impl Card {
+    fn new(device: &Device, queue_pairs: BTreeMap<u32, Vec<Vec<u32>>>) -> Self {
+        let Port { gid, lid, mtu, .. } = device.port;
+        let (address, key, bytes) = (device.address(), device.remote_key(), device.segment.bytes());
+        Self { gid, lid, mtu, address, key, bytes, queue_pairs }
+    }
+}
+
+fn mismatch(peer: u32, what: &str) -> TransportError {
+    TransportError::Missing { what: format!("rank {peer} {what}: run all ranks with the same options") }
+}
 
 /// How queues are made and used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

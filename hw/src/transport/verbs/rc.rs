@@ -3,29 +3,15 @@
 //! A queue pair keeps order, so that the last write of a put tells of the whole put, and the completion of one request
 //! is that of all before it.
 
-use super::device::{failed, zero};
-use super::{Device, Port, VerbsConfig};
+use super::device::{NOT_THERE, failed, zero};
+use super::{Card, Device, Port, VerbsConfig, mismatch};
 use crate::host::Wires;
 use crate::transport::{Command, Event, Notice, Order, Transport, TransportError, Word};
 use ibverbs_sys as ffi;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::Arc;
-
-/// What a rank tells its peers so that they can write to it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Card {
-    gid: [u8; 16],
-    lid: u16,
-    mtu: u32,
-    /// Address, key and size of its segment.
-    address: u64,
-    key: u32,
-    bytes: u64,
-    /// Queue pairs by peer, then proxy, then index.
-    queue_pairs: BTreeMap<u32, Vec<Vec<u32>>>,
-}
+use std::time::{Duration, Instant};
 
 /// Queue pairs that are made, and not yet connected.
 pub struct Unconnected {
@@ -64,12 +50,17 @@ struct Endpoint {
     queue_pairs: Vec<QueuePair>,
     /// Index of the first queue pair of each peer.
     first: BTreeMap<u32, usize>,
+    /// A queue pair flushed its requests at this time, and nothing says why yet.
+    flushed: Option<(Instant, u32)>,
     /// For each schedule queue of this proxy, which one of a peer's queue pairs: queue / proxies.
     proxies: u16,
 }
 
 // SAFETY: the handles may be used from any thread, and this one has them for itself.
 unsafe impl Send for Endpoint {}
+
+/// How long a flushed queue pair's cause may take to be told.
+const FLUSH_GRACE: Duration = Duration::from_secs(2);
 
 /// Marks receives in a work request's number.
 const RECEIVE: u64 = 1 << 63;
@@ -90,9 +81,8 @@ pub fn prepare(
     let proxies = (0..proxies.max(1)).map(endpoint).collect::<Result<Vec<_>, _>>()?;
     let queue_pairs =
         peers.iter().map(|&peer| (peer, proxies.iter().map(|proxy| proxy.numbers(peer)).collect())).collect();
-    let Port { gid, lid, mtu, .. } = device.port;
-    let (address, key, bytes) = (device.address(), device.remote_key(), device.segment.bytes());
-    Ok((Unconnected { proxies, me }, Card { gid, lid, mtu, address, key, bytes, queue_pairs }))
+    let card = Card::new(&device, queue_pairs);
+    Ok((Unconnected { proxies, me }, card))
 }
 
 impl Unconnected {
@@ -124,10 +114,6 @@ impl Unconnected {
     }
 }
 
-fn mismatch(peer: u32, what: &str) -> TransportError {
-    TransportError::Missing { what: format!("rank {peer} {what}: run all ranks with the same options") }
-}
-
 impl Endpoint {
     fn new(device: Arc<Device>, config: &VerbsConfig, peers: &[u32], proxies: u16) -> Result<Self, TransportError> {
         let mut config = config.clone();
@@ -142,8 +128,15 @@ impl Endpoint {
         if completions.is_null() {
             return Err(failed("ibv_create_cq", format!("{depth} entries"), std::io::Error::last_os_error()));
         }
-        let mut endpoint =
-            Self { device, config, completions, queue_pairs: Vec::new(), first: BTreeMap::new(), proxies };
+        let mut endpoint = Self {
+            device,
+            config,
+            completions,
+            queue_pairs: Vec::new(),
+            first: BTreeMap::new(),
+            flushed: None,
+            proxies,
+        };
         for &peer in peers {
             endpoint.first.insert(peer, endpoint.queue_pairs.len());
             for _ in 0..endpoint.config.queue_pairs {
@@ -253,10 +246,7 @@ impl Endpoint {
             let mut request: ffi::ibv_recv_wr = std::mem::zeroed();
             request.wr_id = RECEIVE | at as u64;
             let mut bad = std::ptr::null_mut();
-            (*(*handle).context)
-                .ops
-                .post_recv
-                .map_or(libc_enosys(), |post| post(handle, &raw mut request, &raw mut bad))
+            (*(*handle).context).ops.post_recv.map_or(NOT_THERE, |post| post(handle, &raw mut request, &raw mut bad))
         };
         zero("ibv_post_recv", "", result)
     }
@@ -307,7 +297,7 @@ impl Endpoint {
             (*(*handle).context)
                 .ops
                 .post_send
-                .map_or(libc_enosys(), |post| post(handle, &raw mut requests[0], &raw mut bad))
+                .map_or(NOT_THERE, |post| post(handle, &raw mut requests[0], &raw mut bad))
         };
         let qp = &mut self.queue_pairs[at];
         qp.requests += count as u32;
@@ -340,11 +330,6 @@ impl Endpoint {
             command: Box::new(command),
         }
     }
-}
-
-/// What a context without a post function would return.
-const fn libc_enosys() -> c_int {
-    38
 }
 
 impl Transport for Endpoint {
@@ -432,12 +417,23 @@ impl Transport for Endpoint {
         if count < 0 {
             return Err(failed("ibv_poll_cq", "", std::io::Error::last_os_error()));
         }
+        // The cause, here or on the peer, is worth more than the consequence.
+        if let Some((since, peer)) = self.flushed
+            && count == 0
+            && since.elapsed() > FLUSH_GRACE
+        {
+            return Err(TransportError::Flushed { peer });
+        }
         for completion in &found[..count as usize] {
             let id = completion.wr_id();
             if let Some((status, vendor)) = completion.error() {
-                let (at, number) =
-                    if id & RECEIVE == 0 { ((id >> 32) as usize, id as u32) } else { (id as u32 as usize, 0) };
-                return Err(self.failure(at, number, status, vendor));
+                let receive = id & RECEIVE != 0;
+                let at = if receive { id as u32 as usize } else { (id >> 32) as usize };
+                if receive || status == ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
+                    self.flushed.get_or_insert((Instant::now(), self.queue_pairs[at].peer));
+                    continue;
+                }
+                return Err(self.failure(at, id as u32, status, vendor));
             }
             if id & RECEIVE != 0 {
                 // A receive without memory completes by an immediate only.

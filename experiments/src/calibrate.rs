@@ -1,0 +1,382 @@
+//! `calibrate`: what the GPU here does, as parameters of a machine file.
+//!
+//! ```text
+//! experiments/measured/fit/*.toml ── measure ──▶ rows ── fit ──▶ values with spread ──▶ machine file
+//! ```
+//!
+//! Some parameters follow from rows by arithmetic; the others are those with which the simulator comes closest to the
+//! rows' phases. The rows are kept: `--rows` fits them again without a GPU.
+
+use crate::cli::CalibrateArgs;
+use crate::compare::{self, Joined};
+use crate::document::Document;
+use crate::error::ExperimentError;
+use crate::experiment::Experiment;
+use crate::measure;
+use crate::measure_row::{self as row, MeasuredRow};
+use crate::plan::Source;
+use crate::progress;
+use crate::provenance::Output;
+use crate::table::Table;
+use tilewire_hw::measure::spread;
+use tilewire_sim::Machine;
+
+/// The experiments whose rows fit a machine.
+const EXPERIMENTS: [(&str, &str); 7] = [
+    ("tiles", include_str!("../measured/fit/tiles.toml")),
+    ("gemm_rs", include_str!("../measured/fit/gemm_rs.toml")),
+    ("gemm_ar", include_str!("../measured/fit/gemm_ar.toml")),
+    ("ag_gemm", include_str!("../measured/fit/ag_gemm.toml")),
+    ("moe_dispatch_gemm", include_str!("../measured/fit/moe_dispatch_gemm.toml")),
+    ("gemm_rs_2x8", include_str!("../measured/fit/gemm_rs_2x8.toml")),
+    ("ag_gemm_2x8", include_str!("../measured/fit/ag_gemm_2x8.toml")),
+];
+/// Machine that stands for the GPU here.
+const MACHINE: &str = "h200-1gpu";
+/// Tile of the interpreter.
+const TILE: [f64; 3] = [128.0, 256.0, 64.0];
+/// Values tried for a parameter that is fitted by simulation, on each of two passes.
+const TRIED: usize = 9;
+/// A value as good as the best one, in logarithmic error.
+const AS_GOOD: f64 = 0.005;
+
+/// A parameter and what it was found from.
+struct Fitted {
+    name: &'static str,
+    value: f64,
+    /// Quartiles of the readings, or the values that fit as well.
+    low: f64,
+    high: f64,
+    kind: &'static str,
+    how: String,
+}
+
+/// Runs the command; returns what it prints.
+///
+/// # Errors
+/// [`ExperimentError`]; without rows and without a GPU, nothing is written.
+pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
+    let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
+    let mut files = args.rows.clone();
+    if files.is_empty() {
+        for (name, text) in EXPERIMENTS {
+            let experiment = Experiment::new(name.into(), &Document::new(format!("{name}.toml"), text), &source, 0)?;
+            let options = measure::Options { cache: args.cache.clone(), budget_s: None, unchecked: false };
+            let root = args.output.join(name);
+            measure::execute(&experiment, &source, &root, &options)?;
+            files.push(root.join("rows.csv"));
+        }
+    }
+    let mut rows = Vec::new();
+    for file in &files {
+        rows.extend(row::read(file)?.into_iter().filter(MeasuredRow::is_ok));
+    }
+    let mut machine = source.machine_or(MACHINE)?;
+    let text = source.machine_text(&machine)?;
+    let mut fits = arithmetic(&rows);
+    for fit in &fits {
+        machine.set(fit.name, fit.value);
+    }
+    fits.extend(by_simulation(&rows, &mut machine, &source)?);
+    if fits.is_empty() {
+        let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        return Err(ExperimentError::refused(names.join(", "), "no rows of experiments/measured/fit"));
+    }
+    let output = Output::create(&args.output, "calibrate", None, None, &source, &[&machine])?;
+    let provenance = provenance(&rows, args.cite.as_deref());
+    let date = rows[0].text("date").to_owned();
+    output.write(&format!("{}.toml", machine.name), &machine_text(&text, &fits, &provenance, &date))?;
+    let mut csv = String::from("parameter,value,low,high,kind,how\n");
+    let mut table = Table::new(["parameter", "value", "low", "high", "kind", "from"]);
+    for fit in &fits {
+        let values = [fit.value, fit.low, fit.high].map(|value| shortest(value, 4));
+        csv += &format!("{},{},{},\"{}\"\n", fit.name, values.join(","), fit.kind, fit.how);
+        let [value, low, high] = values;
+        table.row([fit.name.to_owned(), value, low, high, fit.kind.to_owned(), fit.how.clone()]);
+    }
+    output.write("fits.csv", &csv)?;
+    Ok(format!(
+        "{} rows of {}\n\n{}\nwrote {}\nnot calibrated: attention tiles, merges, fills, flags and host flags keep the values of {MACHINE}\n",
+        rows.len(),
+        rows[0].text("gpu"),
+        table.render(2),
+        output.path(&format!("{}.toml", machine.name)).display()
+    ))
+}
+
+/// Where a file of rows is kept, and what it was measured with.
+fn provenance(rows: &[MeasuredRow], cite: Option<&str>) -> String {
+    let first = &rows[0];
+    format!(
+        "{}measured {} on {}, driver {}, revision {}",
+        cite.map_or_else(String::new, |cite| format!("{cite}, ")),
+        first.text("date"),
+        first.text("gpu"),
+        first.text("driver"),
+        first.text("revision")
+    )
+}
+
+/// A number with this many significant digits.
+fn shortest(value: f64, digits: usize) -> String {
+    let magnitude = if value == 0.0 { 0 } else { value.abs().log10().floor() as i32 };
+    format!("{value:.*}", (digits as i32 - 1 - magnitude).max(0) as usize)
+}
+
+fn from_readings(name: &'static str, readings: Vec<f64>, how: impl Into<String>) -> Option<Fitted> {
+    let count = readings.len();
+    let [low, value, high] = spread(readings);
+    let how = format!("{}; median and quartiles of {count} readings", how.into());
+    (count > 0).then_some(Fitted { name, value, low, high, kind: "derived", how })
+}
+
+/// A row of tiles alone.
+struct TileRow<'a> {
+    row: &'a MeasuredRow,
+    ctas: f64,
+    /// Of the CTA with the most.
+    tiles: f64,
+    steps: f64,
+    flops: f64,
+}
+
+impl TileRow<'_> {
+    fn of(row: &MeasuredRow) -> Option<TileRow<'_>> {
+        let [m, n, k, ctas] = ["m", "n", "k", "compute"].map(|name| row.number(name).unwrap_or(0.0));
+        let is = row.text("kernel") == "gemm_ar" && row.text("cluster") == "1x1" && row.text("clock") == "sustained";
+        let tiles = (m / TILE[0] * (n / TILE[1]) / ctas).ceil();
+        is.then_some(TileRow { row, ctas, tiles, steps: k / TILE[2], flops: 2.0 * m * n * k })
+    }
+
+    fn number(&self, column: &str) -> f64 {
+        self.row.number(column).unwrap_or(f64::NAN)
+    }
+
+    /// Time of a tile, first and last ones' edges spread over all.
+    fn tile_ns(&self) -> f64 {
+        self.number("span_us") * 1e3 / self.tiles
+    }
+}
+
+/// Parameters that rows give by themselves.
+fn arithmetic(rows: &[MeasuredRow]) -> Vec<Fitted> {
+    let tiles: Vec<TileRow<'_>> = rows.iter().filter_map(TileRow::of).collect();
+    let alone = |row: &&TileRow<'_>| row.ctas <= 16.0;
+    let mut fits = Vec::new();
+    let launch = tiles.iter().map(|row| row.number("time_us") - row.number("span_us")).collect();
+    fits.extend(from_readings(
+        "launch.command_us",
+        launch,
+        "tiles alone: events around a queued launch, less its span",
+    ));
+    // The same program with more tasks per CTA.
+    let pairs = |same: fn(&TileRow<'_>, &TileRow<'_>) -> bool| {
+        let tiles = &tiles;
+        tiles.iter().flat_map(move |a| tiles.iter().filter(move |b| same(a, b)).map(move |b| (a, b)))
+    };
+    let longer = pairs(|a, b| a.ctas == b.ctas && a.steps == b.steps && b.tiles > a.tiles + 20.0);
+    let task = longer.map(|(a, b)| (b.number("comm_only_us") - a.number("comm_only_us")) * 1e3 / (b.tiles - a.tiles));
+    fits.extend(from_readings("interpreter.task_ns", task.collect(), "empty tasks in place of tiles, more less fewer"));
+    let deeper = pairs(|a, b| a.ctas == b.ctas && a.tiles == b.tiles && b.steps > a.steps && a.steps >= 32.0);
+    let step: Vec<f64> = deeper
+        .filter(|(a, _)| a.ctas <= 16.0)
+        .map(|(a, b)| (b.tile_ns() - a.tile_ns()) / (b.steps - a.steps))
+        .collect();
+    let step_ns = spread(step.clone())[1];
+    let rate = |ns: f64| 2.0 * TILE.iter().product::<f64>() / ns * 1e-3;
+    fits.extend(from_readings(
+        "gemm.pipelined.sm_tflops",
+        step.into_iter().map(rate).collect(),
+        "tiles alone on 1 to 16 CTAs, k = 8192 less k = 2048",
+    ));
+    // Beside the steps: what a CTA alone takes, and what every other one adds. Rows with few tiles per CTA also hold
+    // the first load and the last store.
+    let beside: Vec<(f64, f64)> = tiles
+        .iter()
+        .filter(|row| row.ctas <= 64.0 && row.tiles >= 32.0)
+        .map(|row| (row.ctas - 1.0, row.tile_ns() - row.steps * step_ns))
+        .collect();
+    if let Some((fixed, slope, residual)) = line(&beside) {
+        let how =
+            format!("time of tiles alone beside their steps, up to 64 CTAs: a line through {} rows", beside.len());
+        let of = |name, value, residual: f64| Fitted {
+            name,
+            value,
+            low: value - residual,
+            high: value + residual,
+            kind: "derived",
+            how: how.clone(),
+        };
+        fits.push(of("gemm.pipelined.epilogue_ns", fixed, residual));
+        fits.push(of("interpreter.crowd_ns", slope, residual / 32.0));
+    }
+    let full =
+        spread(tiles.iter().filter(alone).filter(|row| row.steps >= 128.0).map(|row| row.number("sm_mhz")).collect())
+            [1];
+    let droop: Vec<(f64, f64)> = tiles
+        .iter()
+        .filter(|row| row.ctas >= 64.0 && row.steps >= 32.0)
+        .flat_map(|row| [("time_us", "sm_mhz"), ("compute_only_us", "compute_only_mhz")].map(|names| (row, names)))
+        .map(|(row, (time, clock))| (row.flops / row.number(time) * 1e-6, row.number(clock) / full))
+        .filter(|&(_, speed)| speed < 0.985)
+        .collect();
+    if let Some((intercept, slope, residual)) = line(&droop) {
+        let fixed = -1.0 / slope;
+        let how = format!(
+            "clock of tiles alone against their average TFLOP/s, {} readings that droop: speed = 1 + (knee - TFLOP/s) / static, residual {:.3}",
+            droop.len(),
+            residual
+        );
+        let of = |name, value: f64| Fitted {
+            name,
+            value,
+            low: value * (1.0 - residual),
+            high: value * (1.0 + residual),
+            kind: "derived",
+            how: how.clone(),
+        };
+        fits.push(of("gpu.droop_knee_tflops", (intercept - 1.0) * fixed));
+        fits.push(of("gpu.droop_static_tflops", fixed));
+    }
+    fits
+}
+
+/// Least squares: intercept, slope, root mean square of the residuals.
+fn line(points: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
+    let n = points.len() as f64;
+    if points.len() < 3 {
+        return None;
+    }
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
+    let (x, y) = (mean(|p| p.0), mean(|p| p.1));
+    let slope = points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum::<f64>()
+        / points.iter().map(|p| (p.0 - x).powi(2)).sum::<f64>();
+    let intercept = y - slope * x;
+    let residual = (points.iter().map(|p| (p.1 - intercept - slope * p.0).powi(2)).sum::<f64>() / n).sqrt();
+    Some((intercept, slope, residual))
+}
+
+/// Parameters found by simulation: name, kernels, whether of several nodes, phase of [`compare::PHASES`].
+const SEARCHED: [(&str, &[&str], bool, usize); 7] = [
+    ("sm.copy_cta_gbs", &["ag_gemm"], false, 2),
+    ("interpreter.move_crowd_per_cta", &["ag_gemm"], false, 0),
+    ("interpreter.signal_ns", &["gemm_rs", "gemm_ar"], false, 2),
+    ("interpreter.store_visible_ns", &["gemm_rs", "gemm_ar"], false, 1),
+    ("interpreter.gather_row_ns", &["moe_dispatch_gemm"], false, 2),
+    ("proxy.post_ns", &["gemm_rs"], true, 2),
+    ("nic.rail_gbs", &["ag_gemm"], true, 2),
+];
+
+fn by_simulation(rows: &[MeasuredRow], machine: &mut Machine, source: &Source) -> Result<Vec<Fitted>, ExperimentError> {
+    let bar = progress::bar((SEARCHED.len() * 2 * TRIED) as u64, "fitting");
+    let mut fits = Vec::new();
+    for (name, kernels, nodes, phase) in SEARCHED {
+        let of_search = |row: &&MeasuredRow| {
+            kernels.contains(&row.text("kernel")) && row.text("cluster").starts_with(if nodes { "2x" } else { "1x8" })
+        };
+        let judged: Vec<MeasuredRow> = rows.iter().filter(of_search).cloned().collect();
+        let Some(base) = machine.params().into_iter().find(|(known, _)| known == name).map(|(_, p)| p.value) else {
+            continue;
+        };
+        if judged.is_empty() {
+            continue;
+        }
+        let mut error = |value: f64| -> Result<f64, ExperimentError> {
+            machine.set(name, value);
+            bar.inc(1);
+            Ok(median_error(&compare::join(judged.clone(), &source.with(machine.clone()))?, phase))
+        };
+        let mut tried: Vec<(f64, f64)> = Vec::new();
+        let mut center = base.max(1e-6);
+        for width in [8.0_f64, 1.6] {
+            for i in 0..TRIED {
+                let value = center * width.powf(2.0 * i as f64 / (TRIED - 1) as f64 - 1.0);
+                tried.push((error(value)?, value));
+            }
+            tried.sort_by(|a, b| a.0.total_cmp(&b.0));
+            center = tried[0].1;
+        }
+        let (least, value) = tried[0];
+        machine.set(name, value);
+        let as_good = tried.iter().filter(|(error, _)| *error <= least + AS_GOOD).map(|(_, value)| *value);
+        let (low, high) = as_good.fold((value, value), |(low, high), value| (low.min(value), high.max(value)));
+        let how = format!(
+            "{} of {}, {} rows: closest simulation, median error {:.1} %",
+            compare::PHASES[phase],
+            kernels.join(" and "),
+            judged.len(),
+            (least.exp() - 1.0) * 100.0
+        );
+        fits.push(Fitted { name, value, low, high, kind: "derived", how });
+    }
+    bar.finish_and_clear();
+    Ok(fits)
+}
+
+/// Median of the logarithmic errors of a phase.
+fn median_error(joined: &[Joined], phase: usize) -> f64 {
+    let errors: Vec<f64> = joined
+        .iter()
+        .flat_map(|j| &j.pairs)
+        .map(|pair| (pair.phases[phase].1 / pair.phases[phase].0).ln().abs())
+        .collect();
+    compare::quantile(&errors, 0.5)
+}
+
+/// A machine file with fitted values in place of its own.
+fn machine_text(text: &str, fits: &[Fitted], provenance: &str, date: &str) -> String {
+    let mut section = String::new();
+    let mut out = String::new();
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            name.clone_into(&mut section);
+        }
+        let key = line.split(" = ").next().unwrap_or_default();
+        let fit = fits.iter().find(|fit| fit.name == format!("{section}.{key}"));
+        match fit {
+            Some(fit) => {
+                let [value, low, high] = [fit.value, fit.low, fit.high].map(|value| shortest(value, 4));
+                let value = if value.contains('.') { value } else { format!("{value}.0") };
+                out += &format!(
+                    "{key} = {{ value = {value}, kind = \"{}\", source = \"{provenance}; {}, {low} to {high}\", date = \"{date}\" }}\n",
+                    fit.kind, fit.how
+                );
+            }
+            None => {
+                out += line;
+                out.push('\n');
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_through_points_is_found() {
+        let points: Vec<(f64, f64)> = (0..5).map(|x| (f64::from(x), 3.0 - 0.5 * f64::from(x))).collect();
+        let (intercept, slope, residual) = line(&points).expect("five points");
+        assert!((intercept - 3.0).abs() < 1e-9 && (slope + 0.5).abs() < 1e-9 && residual < 1e-9);
+        assert_eq!(line(&points[..2]), None);
+    }
+
+    #[test]
+    fn only_fitted_values_are_replaced() {
+        let text = "name = \"x\"\n\n[sm]\na_ns = { value = 1.0, kind = \"assumed\", source = \"s\", date = \"d\" }\n\n[gpu]\na_ns = { value = 2.0 }\n";
+        let fit = Fitted { name: "sm.a_ns", value: 620.0, low: 610.0, high: 634.5, kind: "derived", how: "h".into() };
+        let new = machine_text(text, &[fit], "rows", "2026-11-29");
+        let line =
+            "a_ns = { value = 620.0, kind = \"derived\", source = \"rows; h, 620.0 to 634.5\", date = \"2026-11-29\" }";
+        assert_eq!(
+            new,
+            text.replacen(
+                "a_ns = { value = 1.0, kind = \"assumed\", source = \"s\", date = \"d\" }",
+                &line.replace("620.0 to", "610.0 to"),
+                1
+            )
+        );
+    }
+}

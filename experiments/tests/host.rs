@@ -1,0 +1,93 @@
+//! `measure --device host`: ranks are processes, values are checked, and what cannot run says so.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const EXPERIMENT: &str = r#"
+question = "Does it compute right values as four processes?"
+kernel   = "gemm_rs"
+cluster  = "2x2-h200-cx7"
+options  = "tilewire"
+split    = ["compute=2,send=1,reduce=1", "compute=1,send=2,reduce=2"]
+
+[shape]
+m = 128
+n = 128
+k = 32
+
+[set]
+tile_m = 16
+tile_n = 32
+tile_k = 16
+"#;
+
+/// Runs `measure` with more arguments on an experiment of this text.
+fn measure(directory: &Path, text: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let file = directory.join("x.toml");
+    std::fs::write(&file, text).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewire"));
+    command.arg("measure").arg(&file).args(["--device", "host"]).args(arguments).current_dir(directory);
+    for name in ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK", "WORLD_SIZE", "TILEWIRE_SECRET"] {
+        command.env_remove(name);
+    }
+    command.envs(environment.iter().copied()).output().expect("the binary runs")
+}
+
+/// Exit code and errors of a run that writes nothing.
+fn refused(text: &str, arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = measure(directory.path(), text, arguments, environment);
+    let files: Vec<PathBuf> = std::fs::read_dir(directory.path())
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    assert_eq!(files, [directory.path().join("x.toml")], "nothing is written");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn four_processes_compute_right_values_and_rank_0_writes_the_rows() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "out"], &[]);
+    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(out.matches("all values right over loopback").count(), 1, "only rank 0 speaks: {out}");
+    let rows = std::fs::read_to_string(directory.path().join("out/rows.csv")).expect("rows");
+    assert_eq!(rows.lines().count(), 3, "{rows}");
+    // Three runs of a 128 x 128 output, over all ranks.
+    assert!(rows.lines().skip(1).all(|row| row.contains(&format!("\"{}\"", 3 * 128 * 128))), "{rows}");
+}
+
+#[test]
+fn what_cannot_run_is_refused() {
+    let (code, text) = refused(EXPERIMENT, &[], &[]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("no launcher started this process; use mpirun or srun, or add --spawn"), "{text}");
+    let (code, text) = refused(EXPERIMENT, &[], &[("RANK", "0"), ("WORLD_SIZE", "3")]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("3 processes, the experiment's cluster 2x2 has 4"), "{text}");
+    let (code, text) = refused(EXPERIMENT, &[], &[("RANK", "0"), ("WORLD_SIZE", "4")]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("TILEWIRE_SECRET"), "{text}");
+    let large = EXPERIMENT.replace("128", "8192").replace("k = 32", "k = 512");
+    let (code, text) = refused(&large, &["--spawn"], &[]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("the host device computes with scalars"), "{text}");
+    let unordered = EXPERIMENT.replace("cx7", "efa");
+    let (code, text) = refused(&unordered, &["--spawn"], &[]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("does not order what it relies on"), "{text}");
+}
+
+/// Without the feature RDMA is refused by name; with it, a machine without a device ends with exit code 4 on the ranks.
+#[test]
+fn rdma_is_missing_by_name() {
+    let (code, text) = refused(EXPERIMENT, &["--spawn", "--transport", "verbs-rc", "--nics", "no_such_nic"], &[]);
+    if cfg!(feature = "rdma") {
+        assert!(text.contains("no RDMA"), "{text}");
+    } else {
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains("not in this build"), "{text}");
+    }
+    assert_ne!(code, Some(0), "{text}");
+}

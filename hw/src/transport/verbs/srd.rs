@@ -1,0 +1,387 @@
+//! Scalable reliable datagrams of EFA: RDMA WRITE with an immediate, no order at all.
+//!
+//! Not run on EFA hardware: none was at hand. The ordering rules it relies on (every write of a put tells, the receiver
+//! counts, a put is `sent` when all its writes are complete) are the proxies' and tested over a stand-in that reorders.
+//!
+//! A queue pair serves all peers; a peer is an address handle, a queue pair number and the common key. Every request
+//! completes on its own. An immediate consumes a receive.
+
+use super::device::{NOT_THERE, failed, zero};
+use super::{Card, Device, VerbsConfig, mismatch};
+use crate::host::Wires;
+use crate::transport::{Command, Event, Notice, Order, Transport, TransportError, Word};
+use ibverbs_sys as ffi;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// `struct efadv_qp_init_attr` of rdma-core's `efadv.h`, whose layout CI compares.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct EfaQpInit {
+    comp_mask: u64,
+    driver_qp_type: u32,
+    flags: u16,
+    service_level: u8,
+    reserved: u8,
+}
+
+const _: () = {
+    assert!(size_of::<EfaQpInit>() == 16);
+    assert!(std::mem::offset_of!(EfaQpInit, driver_qp_type) == 8);
+};
+
+type CreateQp =
+    unsafe extern "C" fn(*mut ffi::ibv_context, *mut ffi::ibv_qp_init_attr_ex, *mut EfaQpInit, u32) -> *mut ffi::ibv_qp;
+
+/// `EFADV_QP_DRIVER_TYPE_SRD`.
+const SRD: u32 = 0;
+
+/// Key of all queue pairs: a mark against strays, no secret.
+const QUEUE_KEY: u32 = 0x7157_1e57;
+
+/// Marks receives in a work request's number.
+const RECEIVE: u64 = 1 << 63;
+
+fn create_qp() -> Result<CreateQp, TransportError> {
+    let missing = |error: libloading::Error| TransportError::Missing {
+        what: format!("no EFA library ({error}); install libefa1 or run over verbs-rc"),
+    };
+    // SAFETY: the library's initialisers are rdma-core's own. It is never unloaded.
+    let library = Box::leak(Box::new(unsafe { libloading::Library::new("libefa.so.1") }.map_err(missing)?));
+    // SAFETY: the type is that of the function in rdma-core's header.
+    Ok(*unsafe { library.get::<CreateQp>(b"efadv_create_qp_ex\0") }.map_err(missing)?)
+}
+
+/// A peer as this endpoint reaches it.
+struct Peer {
+    handle: *mut ffi::ibv_ah,
+    address: u64,
+    key: u32,
+    /// Its queue pairs of this proxy.
+    queue_pairs: Vec<u32>,
+}
+
+/// One proxy's queue pairs.
+struct Endpoint {
+    device: Arc<Device>,
+    config: VerbsConfig,
+    completions: *mut ffi::ibv_cq,
+    queue_pairs: Vec<(*mut ffi::ibv_qp, *mut ffi::ibv_qp_ex)>,
+    /// Requests in flight, by queue pair.
+    in_flight: Vec<u32>,
+    peers: BTreeMap<u32, Peer>,
+    /// Writes in flight by the number of their request, with their queue pair.
+    posted: BTreeMap<u64, (usize, Option<Command>)>,
+    next: u64,
+    proxies: u16,
+}
+
+// SAFETY: the handles may be used from any thread, and this one has them for itself.
+unsafe impl Send for Endpoint {}
+
+/// Queue pairs that are made; peers are not known yet.
+pub struct Unconnected {
+    proxies: Vec<Endpoint>,
+    peers: Vec<u32>,
+    me: u32,
+}
+
+/// Makes queue pairs for `proxies` threads.
+///
+/// # Errors
+/// [`TransportError::Missing`] without EFA's library, [`TransportError::Call`] where the device is no EFA.
+pub fn prepare(
+    device: Device,
+    config: &VerbsConfig,
+    me: u32,
+    peers: &[u32],
+    proxies: u16,
+) -> Result<(Unconnected, Card), TransportError> {
+    let (device, create) = (Arc::new(device), create_qp()?);
+    let endpoint = |_| Endpoint::new(device.clone(), config, create, proxies.max(1));
+    let proxies = (0..proxies.max(1)).map(endpoint).collect::<Result<Vec<_>, _>>()?;
+    let numbers: Vec<Vec<u32>> = proxies.iter().map(Endpoint::numbers).collect();
+    let card = Card::new(&device, peers.iter().map(|&peer| (peer, numbers.clone())).collect());
+    Ok((Unconnected { proxies, peers: peers.to_vec(), me }, card))
+}
+
+impl Unconnected {
+    /// Learns the peers by the cards of all ranks.
+    ///
+    /// # Errors
+    /// [`TransportError`]: a card that does not fit, or a call that failed.
+    pub fn connect(mut self, cards: &[Card]) -> Result<Wires, TransportError> {
+        for (index, endpoint) in self.proxies.iter_mut().enumerate() {
+            for &peer in &self.peers {
+                let card = &cards[peer as usize];
+                let queue_pairs = card
+                    .queue_pairs
+                    .get(&self.me)
+                    .and_then(|proxies| proxies.get(index))
+                    .filter(|numbers| numbers.len() == endpoint.queue_pairs.len())
+                    .ok_or_else(|| mismatch(peer, "has other proxies or queue pairs"))?;
+                if card.bytes != endpoint.device.segment.bytes() {
+                    return Err(mismatch(peer, "has a segment of another size"));
+                }
+                let handle = endpoint.address_handle(peer, card)?;
+                let (address, key) = (card.address, card.key);
+                endpoint.peers.insert(peer, Peer { handle, address, key, queue_pairs: queue_pairs.clone() });
+            }
+        }
+        let transports = self.proxies.into_iter().map(|proxy| Box::new(proxy) as Box<dyn Transport>).collect();
+        Ok(Wires { order: Order::Unordered, transports })
+    }
+}
+
+impl Endpoint {
+    fn new(device: Arc<Device>, config: &VerbsConfig, create: CreateQp, proxies: u16) -> Result<Self, TransportError> {
+        let count = config.queue_pairs.max(1);
+        let depth = (u32::from(count) * (config.send_depth + config.receive_depth)).max(16);
+        // SAFETY: the context is open as long as the device lives, which this endpoint holds.
+        let completions = unsafe {
+            let none = std::ptr::null_mut();
+            (device.library.ibv_create_cq)(device.context, depth as c_int, none, std::ptr::null_mut(), 0)
+        };
+        if completions.is_null() {
+            return Err(failed("ibv_create_cq", format!("{depth} entries"), std::io::Error::last_os_error()));
+        }
+        let mut endpoint = Self {
+            device,
+            config: config.clone(),
+            completions,
+            queue_pairs: Vec::new(),
+            in_flight: Vec::new(),
+            peers: BTreeMap::new(),
+            posted: BTreeMap::new(),
+            next: 0,
+            proxies,
+        };
+        for _ in 0..count {
+            endpoint.add(create)?;
+        }
+        Ok(endpoint)
+    }
+
+    fn add(&mut self, create: CreateQp) -> Result<(), TransportError> {
+        use ffi::ibv_qp_attr_mask as Mask;
+        let library = self.device.library;
+        // SAFETY: all-zero is a value of these plain structures; handles are live, see `Device`.
+        let (handle, extended) = unsafe {
+            let mut init: ffi::ibv_qp_init_attr_ex = std::mem::zeroed();
+            (init.send_cq, init.recv_cq) = (self.completions, self.completions);
+            init.cap = ffi::ibv_qp_cap {
+                max_send_wr: self.config.send_depth,
+                max_recv_wr: self.config.receive_depth,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            };
+            init.qp_type = ffi::ibv_qp_type::IBV_QPT_DRIVER;
+            init.comp_mask = ffi::IBV_QP_INIT_ATTR_PD | ffi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+            init.pd = self.device.domain;
+            init.send_ops_flags =
+                ffi::IBV_QP_EX_WITH_RDMA_WRITE as u64 | ffi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM as u64;
+            let mut efa = EfaQpInit { driver_qp_type: SRD, ..EfaQpInit::default() };
+            let handle = create(self.device.context, &raw mut init, &raw mut efa, size_of::<EfaQpInit>() as u32);
+            if handle.is_null() {
+                let what = format!("{} as an EFA device", self.device.name);
+                return Err(failed("efadv_create_qp_ex", what, std::io::Error::last_os_error()));
+            }
+            (handle, (library.ibv_qp_to_qp_ex)(handle))
+        };
+        self.queue_pairs.push((handle, extended));
+        self.in_flight.push(0);
+        let states = [
+            (
+                ffi::ibv_qp_state::IBV_QPS_INIT,
+                Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_QKEY,
+            ),
+            (ffi::ibv_qp_state::IBV_QPS_RTR, Mask::IBV_QP_STATE),
+            (ffi::ibv_qp_state::IBV_QPS_RTS, Mask::IBV_QP_STATE | Mask::IBV_QP_SQ_PSN),
+        ];
+        for (state, mask) in states {
+            // SAFETY: as above.
+            let result = unsafe {
+                let mut attributes: ffi::ibv_qp_attr = std::mem::zeroed();
+                attributes.qp_state = state;
+                (attributes.port_num, attributes.qkey) = (self.device.port.number, QUEUE_KEY);
+                (library.ibv_modify_qp)(handle, &raw mut attributes, mask.0 as c_int)
+            };
+            zero("ibv_modify_qp", format!("to state {state}"), result)?;
+        }
+        (0..self.config.receive_depth).try_for_each(|_| self.receive(self.queue_pairs.len() - 1))
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        // SAFETY: the queue pairs are live.
+        self.queue_pairs.iter().map(|(handle, _)| unsafe { (**handle).qp_num }).collect()
+    }
+
+    fn address_handle(&self, peer: u32, card: &Card) -> Result<*mut ffi::ibv_ah, TransportError> {
+        // SAFETY: all-zero is a value of this plain structure; the domain is live.
+        let handle = unsafe {
+            let mut attributes: ffi::ibv_ah_attr = std::mem::zeroed();
+            (attributes.port_num, attributes.is_global) = (self.device.port.number, 1);
+            attributes.grh.dgid.raw = card.gid;
+            attributes.grh.sgid_index = self.device.port.gid_index;
+            (self.device.library.ibv_create_ah)(self.device.domain, &raw mut attributes)
+        };
+        if handle.is_null() {
+            return Err(failed("ibv_create_ah", format!("of rank {peer}"), std::io::Error::last_os_error()));
+        }
+        Ok(handle)
+    }
+
+    /// Posts an empty receive: immediates need one each.
+    fn receive(&self, at: usize) -> Result<(), TransportError> {
+        let handle = self.queue_pairs[at].0;
+        // SAFETY: the request outlives the call, which copies it; the queue pair is live.
+        let result = unsafe {
+            let mut request: ffi::ibv_recv_wr = std::mem::zeroed();
+            request.wr_id = RECEIVE | at as u64;
+            let mut bad = std::ptr::null_mut();
+            (*(*handle).context).ops.post_recv.map_or(NOT_THERE, |post| post(handle, &raw mut request, &raw mut bad))
+        };
+        zero("ibv_post_recv", "", result)
+    }
+
+    fn of(&self, queue: u16) -> usize {
+        usize::from(queue / self.proxies) % self.queue_pairs.len()
+    }
+
+    /// Posts one write of `bytes` bytes at `local` (none: of the word that holds a 1).
+    fn write(
+        &mut self,
+        at: usize,
+        peer: u32,
+        local: Option<(u64, u32)>,
+        remote: u64,
+        word: Option<Word>,
+    ) -> Result<u64, TransportError> {
+        let to = self.peers.get(&peer).ok_or(TransportError::Unreachable { transport: "verbs-srd", peer })?;
+        let id = self.next;
+        let queue_pair = self.queue_pairs[at].1;
+        // SAFETY: the registrations live as long as the device; sources stay in place until their completion.
+        let (key, address, bytes) = unsafe {
+            match local {
+                Some((address, bytes)) => (self.device.local_key(), address, bytes),
+                None => ((*self.device.one.1).lkey, &raw const *self.device.one.0 as u64, 4),
+            }
+        };
+        // SAFETY: the queue pair was made with these operations, so that their functions are there; it is live, and so
+        // is the address handle.
+        let result = unsafe {
+            let functions = &mut *queue_pair;
+            let (Some(start), Some(set_address), Some(set_source), Some(complete)) =
+                (functions.wr_start, functions.wr_set_ud_addr, functions.wr_set_sge, functions.wr_complete)
+            else {
+                return zero("ibv_wr_start", "no such operation", NOT_THERE).map(|()| id);
+            };
+            start(queue_pair);
+            functions.wr_id = id;
+            functions.wr_flags = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+            match (word, functions.wr_rdma_write_imm, functions.wr_rdma_write) {
+                (Some(word), Some(write), _) => write(queue_pair, to.key, to.address + remote, word.0.to_be()),
+                (None, _, Some(write)) => write(queue_pair, to.key, to.address + remote),
+                _ => return zero("ibv_wr_rdma_write", "no such operation", NOT_THERE).map(|()| id),
+            }
+            set_source(queue_pair, key, address, bytes);
+            set_address(queue_pair, to.handle, to.queue_pairs[at], QUEUE_KEY);
+            complete(queue_pair)
+        };
+        zero("ibv_wr_complete", format!("to rank {peer}"), result)?;
+        self.next += 1;
+        self.in_flight[at] += 1;
+        Ok(id)
+    }
+}
+
+impl Transport for Endpoint {
+    fn name(&self) -> String {
+        format!("verbs-srd ({}, host memory)", self.device.name)
+    }
+
+    fn post(&mut self, commands: &[Command]) -> Result<usize, TransportError> {
+        let slots = self.device.segment.slots();
+        for (taken, command) in commands.iter().enumerate() {
+            let at = self.of(command.queue);
+            let needed = 1 + u32::from(matches!(command.notice, Notice::WriteOn(..)));
+            if self.in_flight[at] + needed > self.config.in_flight_max.min(self.config.send_depth) {
+                return Ok(taken);
+            }
+            let word = match command.notice {
+                Notice::Immediate(word) => Some(word),
+                Notice::None | Notice::WriteOn(..) => None,
+                Notice::Write(_) => {
+                    let what = format!("EFA orders nothing, so that no flag may follow its data: {command}");
+                    return Err(TransportError::Missing { what });
+                }
+            };
+            let local = Some((self.device.address() + command.src, command.bytes));
+            let id = self.write(at, command.peer, local, command.dst, word)?;
+            self.posted.insert(id, (at, Some(*command)));
+            if let Notice::WriteOn(word, other) = command.notice {
+                let other = self.of(other);
+                let id = self.write(other, command.peer, None, word.offset(slots), None)?;
+                self.posted.insert(id, (other, None));
+            }
+        }
+        Ok(commands.len())
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
+        const BATCH: usize = 32;
+        // SAFETY: all-zero is a value of this plain structure; the queue is live, and the array outlives the call.
+        let (count, found) = unsafe {
+            let mut found: [ffi::ibv_wc; BATCH] = std::mem::zeroed();
+            let queue = self.completions;
+            let poll = (*(*queue).context).ops.poll_cq;
+            let count = poll.map_or(-1, |poll| poll(queue, BATCH as c_int, found.as_mut_ptr().cast()));
+            (count, found)
+        };
+        if count < 0 {
+            return Err(failed("ibv_poll_cq", "", std::io::Error::last_os_error()));
+        }
+        for completion in &found[..count as usize] {
+            let id = completion.wr_id();
+            let posted = if id & RECEIVE == 0 { self.posted.remove(&id) } else { None };
+            if let Some((status, vendor)) = completion.error() {
+                let command = posted.and_then(|(_, command)| command).unwrap_or_default();
+                let status_text = self.device.library.status(status);
+                let (peer, queue, command) = (command.peer, command.queue, Box::new(command));
+                return Err(TransportError::Completion {
+                    peer,
+                    queue,
+                    status: status_text,
+                    code: status,
+                    vendor,
+                    command,
+                });
+            }
+            if let Some((at, command)) = posted {
+                self.in_flight[at] -= 1;
+                events.extend(command.map(Event::Sent));
+            } else {
+                events.push(Event::Arrived(Word(u32::from_be(completion.imm_data))));
+                self.receive(id as u32 as usize)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // SAFETY: each handle was made here and is destroyed once, queue pairs before their completion queue.
+        unsafe {
+            for (handle, _) in &self.queue_pairs {
+                (self.device.library.ibv_destroy_qp)(*handle);
+            }
+            for peer in self.peers.values() {
+                (self.device.library.ibv_destroy_ah)(peer.handle);
+            }
+            (self.device.library.ibv_destroy_cq)(self.completions);
+        }
+    }
+}
