@@ -228,9 +228,8 @@ fn main() {
 fn run() -> Result<bool, Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (command, file) = match words[..] {
-        [command @ ("check" | "stuck" | "sweep" | "one"), file, ..] => (command, file),
-        _ => return Err("cluster check CUBIN | stuck CUBIN | sweep CUBIN OUT.csv BUDGET_S | one CUBIN POINT...".into()),
+    let [command @ ("check" | "stuck" | "sweep" | "one"), file, ..] = words[..] else {
+        return Err("cluster check CUBIN | stuck CUBIN | sweep CUBIN OUT.csv BUDGET_S | one CUBIN POINT...".into());
     };
     let cubin = std::fs::read(file)?;
     let seats = Seat::first(Device::all()?.len(), &cubin, 1)?;
