@@ -18,6 +18,7 @@ use crate::plan::Source;
 use crate::progress;
 use crate::provenance::Output;
 use crate::table::Table;
+use std::fmt::Write as _;
 use tilewire_hw::measure::spread;
 use tilewire_sim::Machine;
 
@@ -90,7 +91,7 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     let mut table = Table::new(["parameter", "value", "low", "high", "kind", "from"]);
     for fit in &fits {
         let values = [fit.value, fit.low, fit.high].map(|value| shortest(value, 4));
-        csv += &format!("{},{},{},\"{}\"\n", fit.name, values.join(","), fit.kind, fit.how);
+        let _ = writeln!(csv, "{},{},{},\"{}\"", fit.name, values.join(","), fit.kind, fit.how);
         let [value, low, high] = values;
         table.row([fit.name.to_owned(), value, low, high, fit.kind.to_owned(), fit.how.clone()]);
     }
@@ -158,6 +159,11 @@ impl TileRow<'_> {
     }
 }
 
+/// Whether two counts are the same.
+fn equal(a: f64, b: f64) -> bool {
+    (a - b).abs() < 0.5
+}
+
 /// Parameters that rows give by themselves.
 fn arithmetic(rows: &[MeasuredRow]) -> Vec<Fitted> {
     let tiles: Vec<TileRow<'_>> = rows.iter().filter_map(TileRow::of).collect();
@@ -174,10 +180,10 @@ fn arithmetic(rows: &[MeasuredRow]) -> Vec<Fitted> {
         let tiles = &tiles;
         tiles.iter().flat_map(move |a| tiles.iter().filter(move |b| same(a, b)).map(move |b| (a, b)))
     };
-    let longer = pairs(|a, b| a.ctas == b.ctas && a.steps == b.steps && b.tiles > a.tiles + 20.0);
+    let longer = pairs(|a, b| equal(a.ctas, b.ctas) && equal(a.steps, b.steps) && b.tiles > a.tiles + 20.0);
     let task = longer.map(|(a, b)| (b.number("comm_only_us") - a.number("comm_only_us")) * 1e3 / (b.tiles - a.tiles));
     fits.extend(from_readings("interpreter.task_ns", task.collect(), "empty tasks in place of tiles, more less fewer"));
-    let deeper = pairs(|a, b| a.ctas == b.ctas && a.tiles == b.tiles && b.steps > a.steps && a.steps >= 32.0);
+    let deeper = pairs(|a, b| equal(a.ctas, b.ctas) && equal(a.tiles, b.tiles) && b.steps > a.steps && a.steps >= 32.0);
     let step: Vec<f64> = deeper
         .filter(|(a, _)| a.ctas <= 16.0)
         .map(|(a, b)| (b.tile_ns() - a.tile_ns()) / (b.steps - a.steps))
@@ -333,19 +339,18 @@ fn machine_text(text: &str, fits: &[Fitted], provenance: &str, date: &str) -> St
         }
         let key = line.split(" = ").next().unwrap_or_default();
         let fit = fits.iter().find(|fit| fit.name == format!("{section}.{key}"));
-        match fit {
-            Some(fit) => {
-                let [value, low, high] = [fit.value, fit.low, fit.high].map(|value| shortest(value, 4));
-                let value = if value.contains('.') { value } else { format!("{value}.0") };
-                out += &format!(
-                    "{key} = {{ value = {value}, kind = \"{}\", source = \"{provenance}; {}, {low} to {high}\", date = \"{date}\" }}\n",
-                    fit.kind, fit.how
-                );
-            }
-            None => {
-                out += line;
-                out.push('\n');
-            }
+        if let Some(fit) = fit {
+            let [value, low, high] = [fit.value, fit.low, fit.high].map(|value| shortest(value, 4));
+            let value = if value.contains('.') { value } else { format!("{value}.0") };
+            let source = format!("{provenance}; {}, {low} to {high}", fit.how);
+            let kind = fit.kind;
+            let _ = writeln!(
+                out,
+                "{key} = {{ value = {value}, kind = \"{kind}\", source = \"{source}\", date = \"{date}\" }}"
+            );
+        } else {
+            out += line;
+            out.push('\n');
         }
     }
     out

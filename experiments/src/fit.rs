@@ -445,9 +445,10 @@ fn rounded(value: f64) -> f64 {
 }
 
 fn errors(machines: &Machines, rows: &[FigureRow], left_out: &LeftOut) -> Result<Vec<TestError>, ExperimentError> {
+    type Group<'a> = (&'static str, &'a str, &'a str, System);
     let errors: Vec<f64> =
         rows.par_iter().map(|row| row.log_error(machines).map(f64::abs)).collect::<Result<_, ExperimentError>>()?;
-    let mut groups: BTreeMap<(&str, &str, &str, System), Vec<(f64, u64)>> = BTreeMap::new();
+    let mut groups: BTreeMap<Group<'_>, Vec<(f64, u64)>> = BTreeMap::new();
     for (row, error) in rows.iter().zip(errors) {
         let role = match () {
             () if left_out.leaves_out(row) && row.judged => "left out",

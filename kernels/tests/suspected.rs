@@ -31,7 +31,9 @@ fn sized(name: &str, size: u64, nodes: u16, options: &[(&str, &str)]) -> Schedul
         _ => Problem::Gemm { m: size, n: size, k: size / ranks },
     };
     let mut chosen = kernel.options(OptionSet::Published, &problem, cluster);
-    options.iter().for_each(|(name, value)| chosen.set(name, value).expect("an option"));
+    for (name, value) in options {
+        chosen.set(name, value).expect("an option");
+    }
     let spec = Spec { problem, cluster, fabric: Fabric::EfaSrd, options: chosen };
     kernel.build(&spec).expect("a published shape builds")
 }
@@ -64,9 +66,9 @@ struct List(String);
 impl List {
     fn add(&mut self, claim: &str, verdict: &str, lines: &[&str]) {
         let _ = writeln!(self.0, "{claim}\n  {verdict}");
-        lines.iter().for_each(|line| {
+        for line in lines {
             let _ = writeln!(self.0, "  {line}");
-        });
+        }
         let _ = writeln!(self.0);
     }
 

@@ -1003,7 +1003,7 @@ impl Panels {
     /// The panels of the next use belong to the next tile.
     fn next_tile(&mut self) {
         self.tile += 1;
-        if self.tile % self.wave != 0 {
+        if !self.tile.is_multiple_of(self.wave) {
             return;
         }
         while self.bytes > self.window {
