@@ -21,6 +21,9 @@ const CTAS: RoleSplit = RoleSplit { compute: 2, intra_comm: 2, inter_send: 2, in
 /// Bytes of the memory of all ranks that `--values` takes at most.
 const MAX_BYTES: u64 = 1 << 30;
 
+/// Floating-point operations of all ranks in a run that `--values` takes at most: seconds for each run and its reference.
+const MAX_FLOPS: u64 = 1 << 32;
+
 /// What the trials of a scheduler add up to.
 #[derive(Default, Serialize)]
 struct Row {
@@ -72,16 +75,17 @@ pub fn run(args: &CheckArgs) -> Result<String, ExperimentError> {
     Err(ExperimentError::Finding(format!("{finding}\n  in {case}")))
 }
 
-/// Refuses shapes whose memory of all ranks would be too large.
+/// Refuses shapes that would not fit into memory or run for minutes.
 fn fits(case: &Case, schedule: &Schedule) -> Result<(), ExperimentError> {
+    let ranks = schedule.cluster.ranks() as u64;
     let of_rank: u64 = schedule.buffers.iter().map(|buffer| buffer.bytes).sum();
-    let bytes = of_rank.saturating_mul(schedule.cluster.ranks() as u64);
-    if bytes <= MAX_BYTES {
+    let (bytes, flops) = (of_rank.saturating_mul(ranks), schedule.useful_flops.saturating_mul(ranks));
+    if bytes <= MAX_BYTES && flops <= MAX_FLOPS {
         return Ok(());
     }
     let problem = format!(
-        "{case} has {bytes} bytes of buffers over all ranks, allowed: {MAX_BYTES}; choose a small shape and small tiles, \
-         as in --set tile_m=16 --set tile_n=32 --set tile_k=16"
+        "{case} has {bytes} bytes and {flops} FLOP over all ranks, allowed: {MAX_BYTES} and {MAX_FLOPS}; choose a small \
+         shape and small tiles, as in --set tile_m=16 --set tile_n=32 --set tile_k=16"
     );
     Err(ExperimentError::refused("--values", problem))
 }

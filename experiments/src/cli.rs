@@ -33,6 +33,8 @@ pub enum Command {
     Scale(SweepArgs),
     /// Predict the published figures and plot them beside the published bars, with an error table.
     Figures(FiguresArgs),
+    /// Fit the machine parameters of kind "fitted" on published rows, all of them or without a fabric or kernel.
+    Fit(FitArgs),
     /// Print a schedule: as JSON, as a table, or what differs between two.
     Schedule(ScheduleArgs),
     /// Write a simulated timeline for ui.perfetto.dev.
@@ -485,6 +487,29 @@ pub struct FiguresArgs {
     /// Checker.
     #[command(flatten)]
     pub checks: ChecksArgs,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `fit`.
+#[derive(Args, Debug)]
+pub struct FitArgs {
+    /// Fit without these rows and test on them: fabric=efa, kernel=gemm_rs, or all of them one by one; may be repeated.
+    #[arg(long, value_name = "fabric=NAME|kernel=NAME|all")]
+    pub without: Vec<String>,
+    /// Keep the rows of a left-out fabric on which only its host's launch costs are fitted: no other fabric has that host.
+    #[arg(long, requires = "without")]
+    pub keep_host: bool,
+    /// Also write the values, the rows, and machine files that hold the values to a directory.
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Threads; 0 for one per core. Results do not depend on it.
+    #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
+    pub threads: u64,
+    /// Data directory instead of the embedded one.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,

@@ -563,12 +563,20 @@ impl Data {
         self.read("published/protocols.csv", rows::protocols)
     }
 
-    /// The rows on which fitted machine parameters were chosen: kernel, system, topology, size.
+    /// The rows on which fitted machine parameters are chosen.
     ///
     /// # Errors
     /// [`DataError`].
     pub fn fit_rows(&self) -> Result<Vec<FitRow>, DataError> {
         self.read("published/fit_rows.csv", rows::fit_rows)
+    }
+
+    /// The machine parameters that are fitted, in the order in which they are.
+    ///
+    /// # Errors
+    /// [`DataError`].
+    pub fn fit_parameters(&self) -> Result<Vec<FitParameter>, DataError> {
+        self.read("published/fit_parameters.csv", rows::fit_parameters)
     }
 
     /// How a system's bars of one kernel were measured.
@@ -845,8 +853,43 @@ impl Figure {
     }
 }
 
-/// A row on which machine parameters were fitted: kernel, system, topology, size.
-pub type FitRow = (String, String, String, u64);
+/// A published row on which machine parameters are fitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FitRow {
+    /// Fused kernel.
+    pub kernel: String,
+    /// System of the bar.
+    pub system: String,
+    /// Test bed.
+    pub topology: String,
+    /// `m`, tokens or sequence.
+    pub size: u64,
+    /// Machine parameters that are chosen on it.
+    pub parameters: Vec<String>,
+}
+
+impl FitRow {
+    /// Whether this is the row of a kernel, topology, system and size.
+    pub fn is(&self, kernel: &str, topology: &str, system: System, size: u64) -> bool {
+        (self.kernel.as_str(), self.topology.as_str(), self.system.as_str(), self.size)
+            == (kernel, topology, system.name(), size)
+    }
+}
+
+/// A machine parameter that is fitted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FitParameter {
+    /// `section.name`.
+    pub parameter: String,
+    /// Machines that share the value.
+    pub machines: Vec<String>,
+    /// Where the search begins, and the value where no row identifies it.
+    pub start: f64,
+    /// Lower bound.
+    pub low: f64,
+    /// Upper bound.
+    pub high: f64,
+}
 
 impl PublishedProtocol {
     /// The protocol as the simulator takes it.

@@ -17,7 +17,7 @@ use crate::data::{Data, Figure, FitRow, JUDGED_FROM_SIZE, Judged, Metric, System
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::experiment::Experiment;
-use crate::plan::{self, Draft, Source, SplitChoice};
+use crate::plan::{self, Case, Draft, Source, SplitChoice};
 use crate::plot::axis::label;
 use crate::plot::bars::{BarPlot, BarSeries, Fill};
 use crate::plot::scatter::{DotSeries, ScatterPlot};
@@ -31,7 +31,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use tilewire_kernels::OptionSet;
+use tilewire_kernels::{OptionSet, RoleSplit};
 use tilewire_sim::Execution;
 use tilewire_sim::machine::Kind;
 
@@ -168,7 +168,7 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
 }
 
 /// The bars that are predicted: every size of the judged figures, small ones included.
-fn published(data: &Data) -> Result<Vec<(Figure, Option<Judged>)>, ExperimentError> {
+pub(crate) fn published(data: &Data) -> Result<Vec<(Figure, Option<Judged>)>, ExperimentError> {
     let judged = data.judged()?;
     let exact = |figure: &Figure| figure.base.is_some_and(|system| system.name() == figure.system);
     let bar = |figure: &Figure| figure.source.contains(" plots/") && figure.source.ends_with("(bar label)");
@@ -218,6 +218,45 @@ fn predict(source: &Source, checks: Checks) -> Result<Bars, ExperimentError> {
     Ok((bars, failures))
 }
 
+/// The case that a published row stands for, with the published split.
+///
+/// # Errors
+/// [`ExperimentError`] for a row that no case stands for.
+pub(crate) fn case_of(
+    source: &Source,
+    checks: Checks,
+    figure: &Figure,
+    protocol: ProtocolArg,
+) -> Result<(Case, RoleSplit), ExperimentError> {
+    let missing = |what: &str| ExperimentError::Finding(format!("{} {}: {what}", figure.kernel, figure.topology));
+    let machine = figure.machine().ok_or_else(|| missing("no machine"))?;
+    let system = figure.base.ok_or_else(|| missing("no system"))?;
+    let size = figure.size.ok_or_else(|| missing("no size"))?;
+    let kernel = plan::kernel(&figure.kernel).map_err(|refusal| missing(&refusal.problem))?;
+    let sides = figure.topology.split('-').next().unwrap_or_default();
+    let ranks: u64 = sides.split('x').filter_map(|side| side.parse::<u64>().ok()).product();
+    let problem = shape::published_problem(kernel.name(), kernel.problem_kind(), size, ranks)
+        .ok_or_else(|| missing("no published shape"))?;
+    let draft = Draft {
+        kernel: figure.kernel.clone(),
+        cluster: format!("{sides}-{machine}"),
+        shape: shape::values(&problem),
+        set: OptionSet::Published,
+        overrides: Vec::new(),
+        split: Some("published".into()),
+        protocol: Some(protocol),
+        baseline: system.is_baseline(),
+        seed: 0,
+        noise: false,
+        execution: Execution::Folded,
+        clock: None,
+        checks,
+    };
+    let case = draft.resolve(source).map_err(plan::flagged)?;
+    let SplitChoice::Fixed(split) = case.split else { return Err(missing("no split")) };
+    Ok((case, split))
+}
+
 fn predict_bar(
     source: &Source,
     checks: Checks,
@@ -230,29 +269,8 @@ fn predict_bar(
     let system = figure.base.ok_or_else(|| missing("no system"))?;
     let size = figure.size.ok_or_else(|| missing("no size"))?;
     let published = figure.value.ok_or_else(|| missing("no value"))?;
-    let kernel = plan::kernel(&figure.kernel).map_err(|refusal| missing(&refusal.problem))?;
-    let sides = figure.topology.split('-').next().unwrap_or_default();
-    let ranks: u64 = sides.split('x').filter_map(|side| side.parse::<u64>().ok()).product();
-    let problem = shape::published_problem(kernel.name(), kernel.problem_kind(), size, ranks)
-        .ok_or_else(|| missing("no published shape"))?;
     let answer = |protocol: ProtocolArg| {
-        let draft = Draft {
-            kernel: figure.kernel.clone(),
-            cluster: format!("{sides}-{machine}"),
-            shape: shape::values(&problem),
-            set: OptionSet::Published,
-            overrides: Vec::new(),
-            split: Some("published".into()),
-            protocol: Some(protocol),
-            baseline: system.is_baseline(),
-            seed: 0,
-            noise: false,
-            execution: Execution::Folded,
-            clock: None,
-            checks,
-        };
-        let case = draft.resolve(source).map_err(plan::flagged)?;
-        let SplitChoice::Fixed(split) = case.split else { return Err(missing("no split")) };
+        let (case, split) = case_of(source, checks, figure, protocol)?;
         Prepared::new(&case)?.predict(&case, &split)
     };
     let predicted = answer(ProtocolArg::Published)?;
@@ -265,9 +283,7 @@ fn predict_bar(
         published,
         band: judged.map_or((published, published), |row| row.band_tflops),
         judged: judged.is_some(),
-        fitted: fit_rows
-            .iter()
-            .any(|(k, s, t, n)| (k, s.as_str(), t, *n) == (&figure.kernel, system.name(), &figure.topology, size)),
+        fitted: fit_rows.iter().any(|row| row.is(&figure.kernel, &figure.topology, system, size)),
         fair: answer(ProtocolArg::Fair)?,
         predicted,
     })
@@ -436,7 +452,7 @@ fn flat(answer: &Answer) -> (f64, f64, f64) {
     (tflops, tflops, tflops)
 }
 
-fn csv_of<T: Serialize>(rows: &[T]) -> String {
+pub(crate) fn csv_of<T: Serialize>(rows: &[T]) -> String {
     let mut writer = csv::Writer::from_writer(Vec::new());
     for row in rows {
         writer.serialize(row).expect("plain fields, written to memory");

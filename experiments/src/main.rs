@@ -23,6 +23,7 @@ mod engine;
 mod error;
 mod experiment;
 mod figures;
+mod fit;
 mod in_order;
 mod measure;
 mod measure_host;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         Command::Tune(args) => tune::run(args),
         Command::Scale(args) => scale::run(args),
         Command::Figures(args) => figures::run(args),
+        Command::Fit(args) => fit::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),

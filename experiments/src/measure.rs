@@ -102,8 +102,8 @@ pub fn execute(
 ) -> Result<usize, ExperimentError> {
     let begin = Instant::now();
     experiment.groups.iter().try_for_each(measurable)?;
-    let count = gpus(experiment)?;
     let cache = options.cache.clone().unwrap_or_else(default_cache);
+    let count = gpus(experiment)?;
     let gpu = Gpus::open(&cache, count).map_err(ExperimentError::NoHardware)?;
     let setting = Setting { facts: gpu.facts.clone(), date: row::today() };
     let jobs = jobs(experiment, gpu.sms(), options.unchecked)?;
@@ -362,14 +362,17 @@ fn measure_point<'a>(
 ) -> Result<Measured, HwError> {
     let mut programs = job.programs.clone();
     programs.iter_mut().try_for_each(|program| program.apply_split(&job.schedule, split, gpu.sms()))?;
-    let runner = if let Some(runner) = slot {
-        runner.replace(programs.clone())?;
-        runner.poison(&job.inputs)?;
-        runner
-    } else {
-        let runner = slot.insert(gpu.runner(&job.schedule, programs.clone())?);
-        runner.load(&job.inputs)?;
-        runner
+    let runner = match slot {
+        Some(runner) => {
+            runner.replace(programs.clone())?;
+            runner.poison(&job.inputs)?;
+            runner
+        }
+        None => {
+            let runner = slot.insert(gpu.runner(&job.schedule, programs.clone())?);
+            runner.load(&job.inputs)?;
+            runner
+        }
     };
     let load = match clock {
         Clock::Sustained => Load::Sustained,

@@ -86,8 +86,8 @@ fn a_split_is_counted_against_the_real_number_of_sms() {
 fn a_field_that_is_too_narrow_is_named_with_value_and_limit() {
     let case = "--kernel gemm_ar --cluster 4x8-h200-efa --m 8192 --n 8192 --k 256";
     passes(&format!("check {case} --offset-bits 32"));
-    let (text, _) = finds(&format!("check {case} --offset-bits 24"));
-    assert!(text.contains("destination offset = 50331647 does not fit the wire format, which holds at most 16777215"));
+    let (text, _) = finds(&format!("check {case} --offset-bits 23"));
+    assert!(text.contains("offset = 16777215 does not fit the wire format, which holds at most 8388607"), "{text}");
     let (text, _) = finds(&format!("check {case} --queue-bits 1 --json"));
     let report = json(&text);
     let width = &report["findings"][0]["problem"]["width"];

@@ -234,8 +234,7 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
     let mut wires = wires(session, keys, &segments).inspect_err(|error| session.abort(&error.to_string()))?;
     let segment = segments[me as usize].clone().ok_or_else(|| failed("no own segment"))?;
     let patience = Duration::from_secs(keys.number("patience_s", 20).map_err(failed)?);
-    let mut pair =
-        Pair { session, segment: &segment, data, transport: wires.transports[0].as_mut(), peer, patience, idle: 0 };
+    let mut pair = Pair { session, segment: &segment, data, transport: wires.transports[0].as_mut(), peer, patience };
     session.barrier()?;
     let result: Result<String, HostError> = (|| {
         if what == "rounds" {

@@ -212,7 +212,7 @@ impl Kernel for Baseline {
             Self::MoeDispatchGemm => Box::new(Moe::new(self.name(), spec, &self.fused_spec(spec)?)?),
             Self::RingAttention => Box::new(Attention::new(spec)?),
         };
-        let stages = stages(*self, chunks);
+        let stages = stages(*self, chunks, spec.cluster.ranks());
         Ok(Schedule {
             kernel: self.name().into(),
             cluster: spec.cluster,
@@ -275,14 +275,17 @@ fn push(stages: &mut Vec<Stage>, (work, piece): (Work, u64), last: &mut Option<u
     index
 }
 
-/// All launches on two streams; with one piece they follow each other.
-fn stages(of: Baseline, chunks: u64) -> Vec<Stage> {
+/// All launches on two streams; with one piece they follow each other. One rank has nothing to sum with others, and its
+/// product stands where the sum would be.
+fn stages(of: Baseline, chunks: u64, ranks: usize) -> Vec<Stage> {
     let (mut stages, mut main, mut side) = (Vec::new(), None, None);
     match of {
         Baseline::GemmAr | Baseline::GemmRs => {
             for piece in 0..chunks {
                 let gemm = push(&mut stages, (Work::Compute, piece), &mut main, None);
-                push(&mut stages, (Work::Collect, piece), &mut side, Some(gemm));
+                if of == Baseline::GemmRs || ranks > 1 {
+                    push(&mut stages, (Work::Collect, piece), &mut side, Some(gemm));
+                }
             }
         }
         Baseline::AgGemm | Baseline::RingAttention => {

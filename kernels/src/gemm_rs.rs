@@ -71,6 +71,11 @@ const OPTIONS: &[OptionSpec] = &[
         values: Values::Words(&["owner_store", "helper_zero"]),
     },
     OptionSpec {
+        name: "tile_order",
+        doc: "Chunk by chunk through all slices, or a row block of every slice, one slice after the other.",
+        values: Values::Words(&["chunk", "row_block"]),
+    },
+    OptionSpec {
         name: "early_ready",
         doc: "Signal a chunk ready without waiting for the add (a hazard of the published kernel).",
         values: Values::Bool,
@@ -134,6 +139,7 @@ impl Kernel for GemmRs {
             "super_m" => Value::Int(if published { 1 } else { 8 }),
             "output" => pick("per_node", "per_rank"),
             "staging" => pick("helper_zero", "owner_store"),
+            "tile_order" => pick("row_block", "chunk"),
             "early_ready" | "dead_store" => Value::Bool(published),
             "send_order" => Value::Word("any"),
             "reduce_order" => pick("in_order", "any"),
@@ -160,7 +166,7 @@ impl Kernel for GemmRs {
             kernel: NAME.into(),
             cluster: spec.cluster,
             fabric: spec.fabric,
-            spec: format!("{};{}", spec.problem, spec.options),
+            spec: spec_text(spec),
             buffers,
             flags,
             launches,
@@ -195,6 +201,14 @@ impl Kernel for GemmRs {
     }
 }
 
+/// What names a schedule in its hash: without `tile_order` where it is the order that every schedule had before there was
+/// a choice, so that what was measured then keeps its hash.
+fn spec_text(spec: &Spec) -> String {
+    let options = spec.options.to_string();
+    let kept: Vec<&str> = options.split(',').filter(|option| *option != "tile_order=chunk").collect();
+    format!("{};{}", spec.problem, kept.join(","))
+}
+
 /// Tiles of a chunk for a size. Source: mKernel gemm_rs bench table at 68644c9, as in `data/published`.
 const fn chunk_tiles(m: u64) -> u64 {
     match m {
@@ -224,6 +238,7 @@ struct Plan {
     own_chunks: u64,
     per_rank: bool,
     owner_store: bool,
+    by_row_block: bool,
     early_ready: bool,
     dead_store: bool,
     any_send: bool,
@@ -269,6 +284,7 @@ impl Plan {
             own_chunks: if per_rank { chunks / nodes } else { chunks },
             per_rank,
             owner_store: options.word("staging") == "owner_store" && gpus > 1,
+            by_row_block: options.word("tile_order") == "row_block",
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",
@@ -386,54 +402,63 @@ impl Plan {
     fn compute_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
         let [bm, bn, _] = self.rule.tile;
         let slice_rows = self.m / self.gpus;
-        for (position, dn) in self.chunk_order(rank) {
-            let slot = self.chunk_slot(position, dn);
-            let (row_block, across) = (position / self.chunks_across, position % self.chunks_across);
+        let owners = if self.per_rank { self.nodes } else { 1 };
+        let group = if self.by_row_block { self.chunks_across * owners } else { 1 };
+        let order: Vec<(u64, u64)> = self.chunk_order(rank).collect();
+        for chunks in order.chunks(group as usize) {
             // The own slice first: its store opens the chunk for the others.
             for dg in 0..self.gpus {
                 let slice = (u64::from(rank.gpu) + dg) % self.gpus;
-                let row = slice * slice_rows + row_block * bm;
-                for t in 0..self.chunk_tiles {
-                    let col = (across * self.chunk_tiles + t) * bn;
-                    let mut staging = self.chunk_region(STAGING, position);
-                    staging.offset += t * self.tile_bytes();
-                    staging.blocks = 1;
-                    let opens = self.owner_store && dg == 0;
-                    let mode = if opens || self.gpus == 1 { WriteMode::Store } else { WriteMode::Add };
-                    let to = At::local(dg as u16);
-                    let mut outs: SmallVec<[TileOut; 1]> = SmallVec::new();
-                    if self.dead_store {
-                        let local =
-                            Region::matrix(WORKSPACE, (row * self.n + col) * 2, bm as u32, (bn * 2) as u32, self.n * 2);
-                        outs.push(TileOut { place: Place::me(local), mode: WriteMode::Store });
+                for &(position, dn) in chunks {
+                    let row = slice * slice_rows + position / self.chunks_across * bm;
+                    for t in 0..self.chunk_tiles {
+                        let col = (position % self.chunks_across * self.chunk_tiles + t) * bn;
+                        let slot = self.chunk_slot(position, dn);
+                        sink(self.tile(dg, (row, col), (position, t), slot));
                     }
-                    outs.push(TileOut { place: Place { at: to, region: staging }, mode });
-                    let mut task = Task::new(self.rule.op(
-                        Region::matrix(A, row * self.k * 2, bm as u32, (self.k * 2) as u32, self.k * 2),
-                        Region::matrix(B, col * 2, self.k as u32, (bn * 2) as u32, self.n * 2),
-                        outs,
-                    ));
-                    if opens {
-                        // The word that I raise at offset d is my slot -d there.
-                        for d in 1..self.gpus {
-                            let from = (self.gpus - d) as u32;
-                            task.signals.push(Signal::one(At::local(d as u16), OPEN, slot * self.gpus as u32 + from));
-                        }
-                    } else if self.owner_store {
-                        task.waits.push(Wait::run(
-                            OPEN,
-                            slot * self.gpus as u32 + dg as u32,
-                            1,
-                            1,
-                            self.chunk_tiles as u32,
-                            Gate::Output,
-                        ));
-                    }
-                    task.signals.push(Signal { early: self.early_ready, ..Signal::one(to, READY, slot) });
-                    sink(task);
                 }
             }
         }
+    }
+
+    /// Tile `t` of a chunk of the slice that GPU `dg` ahead owns.
+    fn tile(&self, dg: u64, (row, col): (u64, u64), (position, t): (u64, u64), slot: u32) -> Task {
+        let [bm, bn, _] = self.rule.tile;
+        let mut staging = self.chunk_region(STAGING, position);
+        staging.offset += t * self.tile_bytes();
+        staging.blocks = 1;
+        let opens = self.owner_store && dg == 0;
+        let mode = if opens || self.gpus == 1 { WriteMode::Store } else { WriteMode::Add };
+        let to = At::local(dg as u16);
+        let mut outs: SmallVec<[TileOut; 1]> = SmallVec::new();
+        if self.dead_store {
+            let local = Region::matrix(WORKSPACE, (row * self.n + col) * 2, bm as u32, (bn * 2) as u32, self.n * 2);
+            outs.push(TileOut { place: Place::me(local), mode: WriteMode::Store });
+        }
+        outs.push(TileOut { place: Place { at: to, region: staging }, mode });
+        let mut task = Task::new(self.rule.op(
+            Region::matrix(A, row * self.k * 2, bm as u32, (self.k * 2) as u32, self.k * 2),
+            Region::matrix(B, col * 2, self.k as u32, (bn * 2) as u32, self.n * 2),
+            outs,
+        ));
+        if opens {
+            // The word that I raise at offset d is my slot -d there.
+            for d in 1..self.gpus {
+                let from = (self.gpus - d) as u32;
+                task.signals.push(Signal::one(At::local(d as u16), OPEN, slot * self.gpus as u32 + from));
+            }
+        } else if self.owner_store {
+            task.waits.push(Wait::run(
+                OPEN,
+                slot * self.gpus as u32 + dg as u32,
+                1,
+                1,
+                self.chunk_tiles as u32,
+                Gate::Output,
+            ));
+        }
+        task.signals.push(Signal { early: self.early_ready, ..Signal::one(to, READY, slot) });
+        task
     }
 
     fn ready_wait(&self, slot: u32) -> Wait {

@@ -24,6 +24,7 @@ pub mod moe_dispatch_gemm;
 pub mod options;
 mod reference;
 pub mod ring_attention;
+mod routing;
 pub mod schedule;
 pub mod text;
 

@@ -26,6 +26,7 @@ use crate::kernel::{
     TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
+use crate::routing::{SplitMix64, Urn, torch_cuda_weights};
 use crate::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, DType, FamilyId, Flag, FlagFamily, Gate, GatherEntry, Launch, Op, Place,
     Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, TableSlice, Task, TaskSource, TileOut, Wait,
@@ -63,12 +64,12 @@ const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         name: "routing",
         doc: "Experts of a token: one rank's draw rotated to the others (symmetric), round robin, or drawn by one \
-              random weight per expert (uneven).",
+              weight per expert (uneven): the published bench's own weights at routing_seed 0.",
         values: Values::Words(ROUTING_WORDS),
     },
     OptionSpec {
         name: "routing_seed",
-        doc: "Seed of the draws of rotated and multinomial routing.",
+        doc: "Seed of the draws of rotated and multinomial routing; multinomial adds the tokens, as the published bench.",
         values: Values::Int { min: 0, max: u64::MAX },
     },
     OptionSpec { name: "slice_tokens", doc: "Rows of a gather.", values: Values::Int { min: 1, max: 512 } },
@@ -405,10 +406,11 @@ impl Plan {
                 chosen.extend((0..topk).map(|j| ((token * topk + j) % experts) as u32));
             }),
             _ => {
-                // The published bench draws by one random weight vector; that it is uniform is assumed.
+                // The published bench draws one weight per expert on a GPU, with its seed plus the tokens; then experts by
+                // weight, here with a generator of our own. Source: mKernel bench/dispatch_gemm_bench.py.
+                let seed = seed.wrapping_add(tokens);
                 let mut random = SplitMix64(seed);
-                let weights: Vec<f64> = (0..experts).map(|_| random.open_unit()).collect();
-                let urn = Urn::new(weights);
+                let urn = Urn::new(torch_cuda_weights(seed, experts));
                 plan.by_token(|_, chosen| urn.draw(topk as usize, &mut random, chosen))
             }
         };
@@ -676,71 +678,5 @@ impl TaskSource for Plan {
 
     fn table(&self, rank: Rank) -> Vec<Option<GatherEntry>> {
         self.layout(rank).table.clone()
-    }
-}
-
-/// SplitMix64. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in (0, 1).
-    fn open_unit(&mut self) -> f64 {
-        ((self.next() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
-    }
-}
-
-/// Experts with weights, drawn without replacement.
-struct Urn {
-    weights: Vec<f64>,
-    /// Running sums of the weights.
-    sums: Vec<f64>,
-}
-
-impl Urn {
-    fn new(weights: Vec<f64>) -> Self {
-        let sums = weights.iter().scan(0.0, |sum, weight| {
-            *sum += weight;
-            Some(*sum)
-        });
-        Self { sums: sums.collect(), weights }
-    }
-
-    /// Appends `count` different experts, each drawn by weight among those left.
-    fn draw(&self, count: usize, random: &mut SplitMix64, chosen: &mut Vec<u32>) {
-        /// Drawing again on a repeat has the right distribution, but may repeat long when few experts are left.
-        const TRIES: usize = 16;
-        let total = self.sums.last().copied().unwrap_or(0.0);
-        for _ in 0..count {
-            let new = (0..TRIES).find_map(|_| {
-                let at = random.open_unit() * total;
-                let expert = self.sums.partition_point(|&sum| sum <= at).min(self.sums.len() - 1) as u32;
-                (!chosen.contains(&expert)).then_some(expert)
-            });
-            chosen.push(new.unwrap_or_else(|| self.draw_left(random, chosen)));
-        }
-    }
-
-    /// One expert by weight among those not chosen.
-    fn draw_left(&self, random: &mut SplitMix64, chosen: &[u32]) -> u32 {
-        let left = |expert: &u32| !chosen.contains(expert);
-        let experts = 0..self.weights.len() as u32;
-        let total: f64 = experts.clone().filter(left).map(|e| self.weights[e as usize]).sum();
-        let mut at = random.open_unit() * total;
-        let mut last = 0;
-        for expert in experts.filter(left) {
-            last = expert;
-            at -= self.weights[expert as usize];
-            if at < 0.0 {
-                break;
-            }
-        }
-        last
     }
 }

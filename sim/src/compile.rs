@@ -10,7 +10,7 @@ use crate::machine::{Machine, PeerPath, PowerLimit};
 use crate::noise::Noise;
 use crate::predict::{Clock, Config, Execution, Protocol};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use tilewire_kernels::schedule::{
     At, Claim, CollectiveKind, CtaCount, Drain, Engine, Gate, MainLoop, Op, Publish, Role, Task, WriteMode,
@@ -274,7 +274,7 @@ pub struct Program {
     pub totals: Vec<(ResourceKind, u64)>,
     /// Longest single task at full speed.
     pub longest_ps: u64,
-    /// Useful matrix FLOP of the compute role over the chip's rate bounds, and bytes put to other nodes.
+    /// Bytes that the rank sends to other nodes, by puts and in collectives.
     pub put_bytes: u64,
 }
 
@@ -451,7 +451,7 @@ enum CostKey {
     Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
     Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
     Put,
-    Collective { kind: CollectiveKind, bytes: u64, ctas: u32 },
+    Collective { kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32 },
     Fill { dst: Where },
     Sync,
 }
@@ -849,27 +849,10 @@ impl Compiler<'_> {
                 let forms = self.one_flow(&loads, ps_from_ns(work) + self.task_ps());
                 simple(Work::Move, forms)
             }
-            CostKey::Collective { kind, bytes, ctas } => {
-                let library = &machine.library;
-                let ranks = self.cluster.ranks() as f64;
-                let share = (ranks - 1.0) / ranks;
-                // Wire bytes per rank as in the usual bus bandwidths; `bytes` is the larger of the two buffers.
-                let (collective, wire) = match kind {
-                    CollectiveKind::AllGather => (&library.all_gather, share),
-                    CollectiveKind::ReduceScatter => (&library.reduce_scatter, share),
-                    CollectiveKind::AllReduce => (&library.all_reduce, 2.0 * share),
-                    CollectiveKind::AllToAll => (&library.all_to_all, share),
-                };
-                // Every CTA drives its share of the channels.
-                let driven = (f64::from(*ctas) / collective.sms.value).min(1.0);
-                let wire = *bytes as f64 * wire;
-                let fill_wire = collective.fill_wire_mib.value * 1_048_576.0;
-                let filled = if wire < fill_wire { wire / fill_wire } else { 1.0 };
-                let ps = (collective.latency_us.value + collective.fill_us.value * filled) * 1e6
-                    + wire / (collective.bus_gbs.value * driven * 1e9) * PS_PER_S;
+            CostKey::Collective { kind, bytes, in_place, ctas } => {
                 let mut forms = nothing;
                 for form in &mut forms {
-                    form.fixed = ps.round() as u64;
+                    form.fixed = self.collective_ps(*kind, *bytes, *in_place, *ctas);
                 }
                 simple(Work::Collective, forms)
             }
@@ -881,6 +864,55 @@ impl Compiler<'_> {
                 simple(Work::Move, forms)
             }
         }
+    }
+
+    /// Bytes that a rank sends in a collective whose larger buffer has `bytes`, as in the usual bus bandwidths.
+    fn wire_bytes(&self, kind: CollectiveKind, bytes: u64) -> f64 {
+        let ranks = self.cluster.ranks() as f64;
+        let passes = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
+        passes * bytes as f64 * (ranks - 1.0) / ranks
+    }
+
+    /// Bytes that a rank sends to other nodes in a collective.
+    ///
+    /// A ring enters each node once and leaves it once, whatever the GPUs of the node; they share what crosses. In an
+    /// all-to-all every rank sends its parts itself.
+    fn node_bytes(&self, kind: CollectiveKind, bytes: u64) -> u64 {
+        let (nodes, gpus) = (f64::from(self.cluster.nodes), f64::from(self.cluster.gpus_per_node));
+        match kind {
+            _ if nodes < 2.0 => 0,
+            CollectiveKind::AllToAll => (bytes as f64 * (nodes - 1.0) / nodes).round() as u64,
+            _ => (self.wire_bytes(kind, bytes) / gpus).round() as u64,
+        }
+    }
+
+    /// Time of a collective.
+    fn collective_ps(&self, kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32) -> u64 {
+        if self.cluster.ranks() == 1 {
+            // Nobody to talk to: a copy, unless the result stands where it was.
+            return if in_place { 0 } else { transfer(2 * bytes, rate(self.machine.gpu.hbm_gbs.value)) };
+        }
+        let library = &self.machine.library;
+        let collective = match kind {
+            CollectiveKind::AllGather => &library.all_gather,
+            CollectiveKind::ReduceScatter => &library.reduce_scatter,
+            CollectiveKind::AllReduce => &library.all_reduce,
+            CollectiveKind::AllToAll => &library.all_to_all,
+        };
+        // Every CTA drives its share of the channels.
+        let driven = (f64::from(ctas) / collective.sms.value).min(1.0);
+        // The channels of a ring leave a node through the NICs of its GPUs: fewer GPUs, fewer NICs.
+        let nics = if self.cluster.nodes > 1 {
+            (f64::from(self.cluster.gpus_per_node) / collective.bus_gpus.value).min(1.0)
+        } else {
+            1.0
+        };
+        let wire = self.wire_bytes(kind, bytes);
+        let fill_wire = collective.fill_wire_mib.value * 1_048_576.0;
+        let filled = if wire < fill_wire { wire / fill_wire } else { 1.0 };
+        let ps = (collective.latency_us.value + collective.fill_us.value * filled) * 1e6
+            + wire / (collective.bus_gbs.value * driven.min(nics) * 1e9) * PS_PER_S;
+        ps.round() as u64
     }
 
     fn cost(&mut self, key: CostKey) -> u16 {
@@ -924,12 +956,18 @@ impl Compiler<'_> {
     }
 }
 
-/// Operand panels that are still in L2 or being read by another tile of the same wave.
+/// Operand panels that are in L2, in the order of their last use.
 ///
-/// A panel is fetched again when it was last fetched more than `window` fetched bytes ago and more than `wave` tiles
-/// ago: the tiles of a wave walk along K side by side, so the first reader's fetch serves them all.
+/// The tiles of a wave walk along K side by side, so that one fetch serves them all; between waves as many bytes stay as
+/// the window holds. `kernels/cuda/bench/l2_window.py` is the same model, beside the reads of a profiler that the window
+/// was fitted to. A wave has as many tiles as the chip has SMs, whatever the split: only how waves fall on rows of
+/// tiles depends on it, not how far apart two uses of a panel are.
 struct Panels {
-    fetched_at: FastMap<(u16, u64), (u64, u32)>,
+    /// Last use of the panels in L2.
+    used: FastMap<(u16, u64), u32>,
+    /// Uses in order: number of the use, panel, bytes. A panel was used again since unless `used` names this use.
+    uses: VecDeque<(u32, (u16, u64), u64)>,
+    next: u32,
     bytes: u64,
     tile: u32,
     window: u64,
@@ -937,23 +975,44 @@ struct Panels {
 }
 
 impl Panels {
-    fn miss(&mut self, buffer: u16, offset: u64, bytes: u64) -> u64 {
-        let (now, tile) = (self.bytes, self.tile);
-        let entry = self.fetched_at.entry((buffer, offset));
-        let mut miss = false;
-        let at = entry.or_insert_with(|| {
-            miss = true;
-            (now, tile)
-        });
-        if now - at.0 > self.window && tile - at.1 >= self.wave {
-            miss = true;
+    fn new(machine: &Machine) -> Self {
+        Self {
+            used: FastMap::default(),
+            uses: VecDeque::new(),
+            next: 0,
+            bytes: 0,
+            tile: 0,
+            window: (machine.gpu.l2_window_mib.value * 1_048_576.0) as u64,
+            wave: machine.gpu.sms.value as u32,
         }
-        if miss {
-            *at = (now, tile);
-            self.bytes += bytes;
-            return bytes;
+    }
+
+    /// Bytes that the use of a panel fetches from memory.
+    fn fetch(&mut self, buffer: u16, offset: u64, bytes: u64) -> u64 {
+        let panel = (buffer, offset);
+        self.uses.push_back((self.next, panel, bytes));
+        let known = self.used.insert(panel, self.next).is_some();
+        self.next += 1;
+        if known {
+            return 0;
         }
-        0
+        self.bytes += bytes;
+        bytes
+    }
+
+    /// The panels of the next use belong to the next tile.
+    fn next_tile(&mut self) {
+        self.tile += 1;
+        if self.tile % self.wave != 0 {
+            return;
+        }
+        while self.bytes > self.window {
+            let Some((use_, panel, bytes)) = self.uses.pop_front() else { break };
+            if self.used.get(&panel) == Some(&use_) {
+                self.used.remove(&panel);
+                self.bytes -= bytes;
+            }
+        }
     }
 }
 
@@ -1119,13 +1178,7 @@ fn compile_rank(
     for (l, launch) in schedule.launches.iter().enumerate() {
         for (r, role) in launch.roles.iter().enumerate() {
             let first = program.tasks.len() as u32;
-            let mut panels = Panels {
-                fetched_at: FastMap::default(),
-                bytes: 0,
-                tile: 0,
-                window: (compiler.machine.gpu.l2_window_mib.value * 1_048_576.0) as u64,
-                wave: compiler.machine.gpu.sms.value as u32,
-            };
+            let mut panels = Panels::new(compiler.machine);
             let (mut work_ps, mut collective) = (0_u128, false);
             let flag = |f: tilewire_kernels::schedule::Flag| family_base[usize::from(f.family.0)] + f.slot;
             schedule.for_each_task(rank, l, r, |task| {
@@ -1178,6 +1231,9 @@ fn compile_rank(
                             early: signal.early,
                         });
                     }
+                }
+                if let Op::Collective { kind, src, dst } = &task.op {
+                    program.put_bytes += compiler.node_bytes(*kind, src.bytes().max(dst.bytes()));
                 }
                 let mut put = NONE;
                 if let Op::Put { src, dst, queue, publish, arrived, sent } = &task.op {
@@ -1256,14 +1312,14 @@ fn cost_key(
     let place = |p: &tilewire_kernels::schedule::Place| Where { at: p.at, bytes: p.region.bytes(), add: false };
     match &task.op {
         Op::GemmTile { a, b, outs, tile, drain, main_loop, .. } => {
-            let misses = [panels.miss(a.buffer.0, a.offset, a.bytes()), panels.miss(b.buffer.0, b.offset, b.bytes())];
-            panels.tile += 1;
+            let misses = [panels.fetch(a.buffer.0, a.offset, a.bytes()), panels.fetch(b.buffer.0, b.offset, b.bytes())];
+            panels.next_tile();
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
             CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
         }
         Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
-            let misses = panels.miss(k.buffer.0, k.offset, k.bytes()) + panels.miss(v.buffer.0, v.offset, v.bytes());
-            panels.tile += 1;
+            let misses = panels.fetch(k.buffer.0, k.offset, k.bytes()) + panels.fetch(v.buffer.0, v.offset, v.bytes());
+            panels.next_tile();
             let state_bytes = state.map_or(0, |s| s.bytes());
             let read = q.bytes() + if *first { 0 } else { state_bytes };
             let written = if *last { 0 } else { state_bytes } + out.map_or(0, |o| o.o.bytes() + o.l.bytes());
@@ -1311,6 +1367,7 @@ fn cost_key(
         Op::Collective { kind, src, dst } => CostKey::Collective {
             kind: *kind,
             bytes: src.bytes().max(dst.bytes()),
+            in_place: src == dst,
             ctas: match role.ctas {
                 CtaCount::Fixed(ctas) => ctas,
                 CtaCount::FromSplit | CtaCount::AllBut(_) => u32::MAX,

@@ -298,6 +298,9 @@ section! {
         fill_wire_mib,
         /// Bandwidth of the slowest link on the path, per rank.
         bus_gbs,
+        /// GPUs of a node whose NICs carry `bus_gbs` between nodes together: with fewer it shrinks in proportion. 1 where
+        /// every rank sends through its own NIC only.
+        bus_gpus,
         /// SMs that the library takes while it runs.
         sms,
     }

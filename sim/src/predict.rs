@@ -1,13 +1,14 @@
 //! From a schedule, a machine and a split to the numbers that a user reads.
 
 use crate::SimError;
-use crate::compile::{Compiled, Form, NONE, ResourceKind};
+use crate::compile::{Compiled, Form, NONE, ResourceKind, RoleC};
 use crate::engine::{self, Run};
 use crate::machine::Machine;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{RoleKind, RoleSplit, Schedule};
 
 /// Which ranks are simulated.
@@ -101,20 +102,23 @@ impl From<BoundBy> for String {
     }
 }
 
-/// What the CTAs of a role did, on the slowest rank.
+/// What the CTAs of a role did, on the slowest rank: busy, wait and idle add up to `ctas * time`.
+///
+/// A CTA counts where it starts. What it does after it has recycled into another role is its own time, and so is the
+/// time before its launch, after its end and, under a published protocol, between two launches (idle).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RoleReport {
     /// Role.
     pub role: RoleKind,
-    /// CTAs over all launches that run side by side.
+    /// Most CTAs of the role at a time.
     pub ctas: u32,
-    /// Tasks done.
+    /// Tasks of the role, by whatever CTAs.
     pub tasks: u64,
-    /// Time in tasks, summed over CTAs.
+    /// Time in tasks, of any role, summed over the CTAs that start in this one.
     pub busy_us: f64,
-    /// Time waiting for flags, summed over CTAs.
+    /// Time waiting for flags, summed likewise.
     pub wait_us: f64,
-    /// Time with nothing to do, summed over CTAs.
+    /// The rest of the CTAs' time.
     pub idle_us: f64,
     /// Busy share of the CTAs' time.
     pub utilisation: f64,
@@ -148,7 +152,8 @@ pub struct Prediction {
     pub comm_only_us: f64,
     /// `(compute_only + comm_only - time) / min(compute_only, comm_only)`.
     pub overlap: f64,
-    /// `time - compute_only`.
+    /// `time - compute_only`. Slightly below zero where all communication is hidden: in the compute-only run all CTAs start
+    /// together and meet each other's stores and the power limit in step; flags spread them out in the whole run.
     pub exposed_comm_us: f64,
     /// The resource with the largest lower bound.
     pub bound_by: BoundBy,
@@ -336,30 +341,58 @@ impl Simulation {
         best
     }
 
+    /// CTAs of a role when its launch runs.
+    fn ctas(&self, run: &Run, role: usize) -> u32 {
+        let row = &self.compiled.programs[0].roles[role];
+        match row.ctas {
+            // One worker stands for all CTAs of a collective.
+            CtaCount::Fixed(ctas) if row.collective => ctas,
+            _ => run.workers[role] / row.lanes,
+        }
+    }
+
+    /// Most CTAs of a kind that a rank has at a time.
+    fn most_ctas(&self, run: &Run, rank: usize, kind: RoleKind) -> u32 {
+        let launches = &run.launches_of[rank];
+        let of_launch = |launch: usize| -> u32 {
+            let roles = self.compiled.launches[launch].roles.clone();
+            roles.filter(|&r| self.compiled.programs[0].roles[r].kind == kind).map(|r| self.ctas(run, r)).sum()
+        };
+        let at = |now: u64| -> u32 {
+            let runs = |&(_, &(start, end)): &(usize, &(u64, u64))| start == now || (start < now && now < end);
+            launches.iter().enumerate().filter(runs).map(|(launch, _)| of_launch(launch)).sum()
+        };
+        launches.iter().map(|&(start, _)| at(start)).max().unwrap_or(0)
+    }
+
     fn roles(&self, run: &Run, rank: usize) -> Vec<RoleReport> {
         let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
-        let families = self.compiled.families.len();
+        let time_us = us(self.timed(run.end));
         let mut reports = Vec::new();
         for kind in RoleKind::ALL {
             let of_kind = || program.roles.iter().enumerate().filter(move |(_, role)| role.kind == kind);
             if of_kind().all(|(_, role)| role.tasks == 0) {
                 continue;
             }
-            let ctas = of_kind().map(|(r, role)| run.workers[r] / role.lanes).max().unwrap_or(0);
-            let busy: u64 = of_kind().map(|(r, _)| run.busy[rank][r]).sum();
-            let wait: u64 =
-                of_kind().map(|(r, _)| run.waits[rank][r * families..(r + 1) * families].iter().sum::<u64>()).sum();
-            let lanes = of_kind().map(|(_, role)| role.lanes).max().unwrap_or(1);
-            // CTAs of other roles that recycle into this one add to the time of its own.
-            let present = (u64::from(ctas * lanes) * run.end).max(busy + wait);
+            // Lanes share their CTA's time; the worker of a collective stands for all its CTAs.
+            let summed = |ps: &[u64]| -> f64 {
+                let of_role = |(r, role): (usize, &RoleC)| {
+                    let ctas = if role.collective { f64::from(self.ctas(run, r)) } else { 1.0 };
+                    us(ps[r]) * ctas / f64::from(role.lanes)
+                };
+                of_kind().map(of_role).sum()
+            };
+            let ctas = self.most_ctas(run, rank, kind);
+            let (busy_us, wait_us) = (summed(&run.busy[rank]), summed(&run.waited[rank]));
+            let present_us = f64::from(ctas) * time_us;
             reports.push(RoleReport {
                 role: kind,
                 ctas,
                 tasks: of_kind().map(|(_, role)| u64::from(role.tasks)).sum(),
-                busy_us: us(busy),
-                wait_us: us(wait),
-                idle_us: us(present.saturating_sub(busy + wait)),
-                utilisation: if present == 0 { 0.0 } else { busy as f64 / present as f64 },
+                busy_us,
+                wait_us,
+                idle_us: present_us - busy_us - wait_us,
+                utilisation: if present_us == 0.0 { 0.0 } else { busy_us / present_us },
             });
         }
         reports

@@ -32,6 +32,8 @@ fn round_machine() -> Machine {
     for kind in ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"] {
         for (name, value) in
             [("latency_us", 10.0), ("fill_us", 20.0), ("fill_wire_mib", 6.0), ("bus_gbs", 62.914_56), ("sms", 32.0)]
+                .into_iter()
+                .chain([("bus_gpus", 1.0)])
         {
             assert!(machine.set(&format!("library.{kind}.{name}"), value), "{name}");
         }
@@ -113,6 +115,64 @@ fn sequential_time_is_launches_plus_gemm_plus_collective() {
     assert_eq!(run("gemm_rs", &[("collective_ctas", "16")]).end, (5 + gemm + 1 + 10 + 20 + 200) * US);
     // The rows of A are a quarter as wide: 1.5 MiB on the wire, a quarter of the way to a full pipeline.
     assert_eq!(run("ag_gemm", &[]).end, (5 + 10 + 5 + 25 + 1 + gemm) * US);
+}
+
+/// `bus_gbs` of nodes of eight GPUs: two GPUs of a node send through a quarter of the NICs, one node needs none.
+#[test]
+fn a_ring_between_nodes_has_the_nics_that_take_part() {
+    let mut machine = round_machine();
+    assert!(machine.set("library.reduce_scatter.bus_gpus", 8.0));
+    let run = |nodes, gpus_per_node| {
+        let problem = Problem::Gemm { m: 4096, n: 1024, k: 256 };
+        let cluster = Cluster { nodes, gpus_per_node };
+        let run = simulate(("gemm_rs", problem, cluster), &[], &machine, Execution::Folded).expect("runs");
+        run.launches[1].1 - run.launches[1].0
+    };
+    assert_eq!(run(1, 4), (10 + 20 + 100) * US);
+    assert_eq!(run(2, 2), (10 + 20 + 400) * US);
+    // One GPU per node: an eighth.
+    assert_eq!(run(4, 1), (10 + 20 + 800) * US);
+    // 7/8 x 8 MiB at half the bandwidth; 15/16 x 8 MiB at all of it, and as much with more GPUs than NICs were read with.
+    assert_eq!(run(2, 4), (10 + 20) * US + 7 * 200 * US / 6);
+    assert_eq!(run(2, 8), (10 + 20 + 125) * US);
+    assert_eq!(run(2, 16), (10 + 20) * US + (31 * 125 * US + 15) / 30);
+}
+
+/// Of the 6 MiB that a rank of 2 x 2 passes on in a ring, the two GPUs of a node share those that leave it; in an
+/// all-to-all half of a rank's parts do.
+#[test]
+fn collectives_are_seen_on_the_wire() {
+    let machine = round_machine();
+    let wire = |name: &str, problem, (nodes, gpus_per_node)| {
+        let cluster = Cluster { nodes, gpus_per_node };
+        let kernel = baseline(name).expect("every kernel has a baseline");
+        let options = kernel.options(OptionSet::Published, &problem, cluster);
+        let spec = Spec { problem, cluster, fabric: machine.fabric, options };
+        let schedule = kernel.build(&spec).expect("builds");
+        let simulation = Simulation::new(&schedule, &machine, &Config::default()).expect("compiles");
+        let prediction = simulation.predict(&RoleSplit::default()).expect("runs");
+        prediction.wire_gbs * prediction.time_us * 1e3 / f64::from(1 << 20)
+    };
+    let gemm = Problem::Gemm { m: 4096, n: 1024, k: 256 };
+    let near = |have: f64, want: f64| assert!((have - want).abs() < 1e-6, "{have} MiB, not {want}");
+    near(wire("gemm_rs", gemm, (2, 2)), 3.0);
+    near(wire("gemm_ar", gemm, (2, 2)), 6.0);
+    near(wire("gemm_rs", gemm, (1, 4)), 0.0);
+    // 512 tokens of 1 KiB, two copies each, to 4 ranks.
+    let moe = Problem::Moe { tokens: 2048, hidden: 512, inter: 512, topk: 2, experts: 32 };
+    near(wire("moe_dispatch_gemm", moe, (2, 2)), 0.5);
+}
+
+#[test]
+fn one_rank_has_nobody_to_talk_to() {
+    let (machine, cluster) = (round_machine(), Cluster { nodes: 1, gpus_per_node: 1 });
+    let problem = Problem::Gemm { m: 4096, n: 1024, k: 256 };
+    let run = |name| simulate((name, problem, cluster), &[], &machine, Execution::Folded).expect("runs");
+    let gemm = (2 + 4 + 1) + (4 + 1) + 1;
+    let sum = run("gemm_ar");
+    assert_eq!((sum.end, sum.launches.len()), ((5 + gemm) * US, 1));
+    // Its part is all of the product and has to be copied: 8 MiB read and written at 1e6 GB/s.
+    assert_eq!(run("gemm_rs").end, (5 + gemm + 1) * US + 16_777_216_u64.div_ceil(1_000));
 }
 
 /// In two pieces on 64 SMs: 64 tiles on all SMs, then 64 tiles in two waves on the 32 that the collective leaves.

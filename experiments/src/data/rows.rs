@@ -1,6 +1,6 @@
 //! Rows of the published tables, each field checked.
 
-use super::{DataError, EffectiveSplit, Figure, FitRow, PublishedProtocol, Standing, System, Table};
+use super::{DataError, EffectiveSplit, Figure, FitParameter, FitRow, PublishedProtocol, Standing, System, Table};
 use tilewire_kernels::RoleSplit;
 
 pub(super) fn figures(table: &Table) -> Result<Vec<Figure>, DataError> {
@@ -88,16 +88,39 @@ pub(super) fn protocols(table: &Table) -> Result<Vec<PublishedProtocol>, DataErr
 }
 
 pub(super) fn fit_rows(table: &Table) -> Result<Vec<FitRow>, DataError> {
-    let [kernel, system, topology, size] = table.find(["kernel", "system", "topology", "size"])?;
+    let [kernel, system, topology, size, parameters] =
+        table.find(["kernel", "system", "topology", "size", "parameters"])?;
     let mut rows = Vec::with_capacity(table.rows.len());
     for row in &table.rows {
         let cell = |column| table.cell(row, column);
-        rows.push((
-            cell(kernel).fused_kernel()?.to_owned(),
-            cell(system).filled()?.to_owned(),
-            cell(topology).filled()?.to_owned(),
-            cell(size).required("a whole number of 1 or more", |&n: &u64| n > 0)?,
-        ));
+        rows.push(FitRow {
+            kernel: cell(kernel).fused_kernel()?.to_owned(),
+            system: cell(system).filled()?.to_owned(),
+            topology: cell(topology).filled()?.to_owned(),
+            size: cell(size).required("a whole number of 1 or more", |&n: &u64| n > 0)?,
+            parameters: cell(parameters).filled()?.split_whitespace().map(str::to_owned).collect(),
+        });
     }
     Ok(rows)
+}
+
+pub(super) fn fit_parameters(table: &Table) -> Result<Vec<FitParameter>, DataError> {
+    let [parameter, machines, start, low, high] = table.find(["parameter", "machines", "start", "low", "high"])?;
+    let mut parameters = Vec::with_capacity(table.rows.len());
+    for row in &table.rows {
+        let cell = |column| table.cell(row, column);
+        let number = |column| cell(column).required("a number from 0 to 1e6", |n| (0.0..=1e6).contains(n));
+        let found = FitParameter {
+            parameter: cell(parameter).filled()?.to_owned(),
+            machines: cell(machines).filled()?.split_whitespace().map(str::to_owned).collect(),
+            start: number(start)?,
+            low: number(low)?,
+            high: number(high)?,
+        };
+        if !(found.low <= found.start && found.start <= found.high && found.low < found.high) {
+            return Err(cell(start).refuse(format!("a number from low {} to high {}", found.low, found.high)));
+        }
+        parameters.push(found);
+    }
+    Ok(parameters)
 }

@@ -2,7 +2,6 @@
 //!
 //! Rank pairs call these together, after the same barrier. Every wait has a deadline.
 
-use super::proxy::ProxyConfig;
 use super::segment::Segment;
 use super::{Command, Event, Notice, Transport, TransportError, Word};
 use crate::bootstrap::{BootstrapError, Session};
@@ -23,8 +22,6 @@ pub struct Pair<'a> {
     pub peer: u32,
     /// How long nothing may happen.
     pub patience: Duration,
-    /// Times that nothing had happened, one after the other; 0 at first.
-    pub idle: u32,
 }
 
 /// Why an exercise did not end.
@@ -73,11 +70,6 @@ impl Pair<'_> {
             *since = Instant::now();
         } else if since.elapsed() > self.patience {
             return Err(ExerciseError::Stuck(self.patience.as_secs(), done, of));
-        }
-        // As a proxy does: a software device may need this core to carry anything.
-        self.idle = if events.is_empty() { self.idle.saturating_add(1) } else { 0 };
-        if self.idle > ProxyConfig::default().patience {
-            std::thread::yield_now();
         }
         if !self.session.stop().load(Ordering::Relaxed) {
             return Ok(events);
@@ -159,7 +151,12 @@ impl Pair<'_> {
                     on_way += 1;
                 }
             }
-            for event in self.poll(&mut since, total, rounds)? {
+            let events = self.poll(&mut since, total, rounds)?;
+            if events.is_empty() {
+                // Values are what counts here, and a software device may need this core to carry anything.
+                std::thread::yield_now();
+            }
+            for event in events {
                 match event {
                     Event::Sent(_) => on_way -= 1,
                     Event::Arrived(word) => self.segment.word(word).store(1, Ordering::Release),

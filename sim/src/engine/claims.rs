@@ -77,6 +77,7 @@ impl<'a> Engine<'a> {
                 return None;
             }
             worker.role = role.recycle as u16;
+            worker.recycled = true;
         }
     }
 
@@ -189,6 +190,8 @@ impl<'a> Engine<'a> {
         let family = usize::from(self.t.family_of[flag as usize]);
         let role = usize::from(s.workers[h.worker0 + w as usize].role);
         s.waits[(h.role0 + role) * self.t.families + family] += now - since;
+        let home = self.home(h, w);
+        self.s.waited[h.role0 + home] += now - since;
         self.take_after_wait(h, w, id, since, flag)
     }
 

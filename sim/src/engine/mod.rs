@@ -244,7 +244,11 @@ struct RunState {
     unsteady: Vec<Unsteady>,
     /// Tiles whose main loop runs, of each rank.
     computing: Vec<u32>,
+    /// By rank and role that a CTA started in.
     busy: Vec<u64>,
+    /// As `busy`.
+    waited: Vec<u64>,
+    /// By rank, role that waited, and family.
     waits: Vec<u64>,
     /// Timeline entry whose store is in flight, by worker.
     entry_of_store: Vec<u32>,
@@ -303,6 +307,7 @@ impl RunState {
         }
         refill(&mut self.computing, n, 0);
         refill(&mut self.busy, n * t.roles_per_program, 0);
+        refill(&mut self.waited, n * t.roles_per_program, 0);
         refill(&mut self.waits, n * t.roles_per_program * t.families, 0);
         refill(&mut self.entry_of_store, n * t.workers, 0);
         refill(&mut self.last_carried, ResourceKind::count(c.times.rails) as usize, None);
@@ -487,6 +492,10 @@ impl<'a> Engine<'a> {
                 kind::ACK => self.acknowledged(h, a),
                 kind::COLLECTIVE => {
                     self.s.workers[h.worker0 + a as usize].state = State::Collective;
+                    self.make_runnable(h, a);
+                }
+                kind::FILL => {
+                    self.s.workers[h.worker0 + a as usize].state = State::Filled;
                     self.make_runnable(h, a);
                 }
                 other => unreachable!("timer kind {other}"),

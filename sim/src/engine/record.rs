@@ -1,5 +1,6 @@
 //! What a run leaves behind: ends, times by role, and, when asked for, every task and every change of a rate.
 
+use super::launches::LaunchState;
 use super::{Engine, Here};
 use crate::compile::ResourceKind;
 
@@ -39,14 +40,18 @@ pub struct Run {
     pub tasks: u64,
     /// Events: flows that ended, timers.
     pub events: u64,
-    /// By rank and role: time of CTAs in tasks, waits excluded, ps.
+    /// By rank and role: time of the workers that started in the role in tasks, of any role, waits excluded, ps.
     pub busy: Vec<Vec<u64>>,
-    /// By rank, role and family: time of CTAs waiting, ps.
+    /// By rank and role: time of the workers that started in the role waiting, ps.
+    pub waited: Vec<Vec<u64>>,
+    /// By rank, role and family: time of workers waiting in the role, whatever role they started in, ps.
     pub waits: Vec<Vec<u64>>,
     /// Workers of each role when it started (0 until then); the same on all ranks.
     pub workers: Vec<u32>,
     /// Start and end of each launch on rank 0, ps.
     pub launches: Vec<(u64, u64)>,
+    /// Start and end of each launch of each rank, ps.
+    pub launches_of: Vec<Vec<(u64, u64)>>,
     /// Every task, when asked for.
     pub timeline: Vec<TaskTime>,
     /// Bytes/s carried by each resource of rank 0 after each change, when asked for: (ps, resource, bytes/s).
@@ -108,10 +113,11 @@ impl<'a> Engine<'a> {
     pub(super) fn close(&mut self) {
         let ranks = self.c.ranks.len();
         let roles = self.t.roles_per_program;
-        for (l, launch) in self.s.launches[..self.t.launches].iter().enumerate() {
-            self.out.launches[l] = (launch.start, launch.end);
-        }
+        let times = |launches: &[LaunchState]| launches.iter().map(|launch| (launch.start, launch.end)).collect();
+        self.out.launches_of = self.s.launches.chunks(self.t.launches).map(times).collect();
+        self.out.launches = self.out.launches_of[0].clone();
         self.out.busy = self.s.busy.chunks(roles).map(<[u64]>::to_vec).collect();
+        self.out.waited = self.s.waited.chunks(roles).map(<[u64]>::to_vec).collect();
         self.out.waits = (0..ranks)
             .map(|r| self.s.waits[r * roles * self.t.families..(r + 1) * roles * self.t.families].to_vec())
             .collect();

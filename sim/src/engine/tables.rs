@@ -14,8 +14,6 @@ pub(super) struct CostRow {
     pub step: u64,
     pub fixed: u64,
     pub fill: u64,
-    /// All steps and the fixed part.
-    pub whole: u64,
     pub out: Flow,
     /// `out` when another tile follows.
     pub deferred: Flow,
@@ -74,7 +72,6 @@ impl Tables {
                 step: cost.step,
                 fixed: cost.fixed,
                 fill: cost.fill,
-                whole: cost.fixed + u64::from(record.steps) * cost.step,
                 out: cost.out,
                 deferred: cost.deferred,
                 crowd: cost.crowd,

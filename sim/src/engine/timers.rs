@@ -19,6 +19,7 @@ pub(super) mod kind {
     pub const IMMEDIATE: u8 = 6;
     pub const ACK: u8 = 7;
     pub const COLLECTIVE: u8 = 8;
+    pub const FILL: u8 = 9;
 }
 
 /// Largest value of a timer's second word.

@@ -18,6 +18,10 @@ pub(super) enum State {
     Start,
     /// Waits for a flag before a step.
     Step,
+    /// Waits for the first loads, or for its block to start.
+    Filling,
+    /// The first loads are there.
+    Filled,
     /// A flow runs.
     Running,
     /// The flow has ended.
@@ -61,6 +65,8 @@ pub(super) struct Worker {
     pub stalled: bool,
     /// A tile's main loop runs.
     pub computing: bool,
+    /// It has left the role that it started in, whose busy and waiting times its own still are.
+    pub recycled: bool,
 }
 
 /// What a worker needs only when it waits, and for the timeline.
@@ -90,6 +96,7 @@ impl Worker {
         prefetched: false,
         stalled: false,
         computing: false,
+        recycled: false,
     };
 }
 
@@ -137,6 +144,8 @@ impl<'a> Engine<'a> {
         worker.stalled = true;
         let family = usize::from(self.t.family_of[pause.waited_for as usize]);
         s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
+        let home = self.home(h, w);
+        self.s.waited[h.role0 + home] += waited;
     }
 
     fn wait_for(&mut self, h: &Here<'a>, w: u32, flag: u32, state: State) {
@@ -145,6 +154,13 @@ impl<'a> Engine<'a> {
         pause.since = self.s.timers.now;
         pause.waited_for = flag;
         self.register(h, flag, w);
+    }
+
+    /// The role that a worker's CTA started in.
+    #[inline]
+    pub(super) fn home(&self, h: &Here<'a>, w: u32) -> usize {
+        let worker = &self.s.workers[h.worker0 + w as usize];
+        if worker.recycled { self.t.home(w).0 } else { usize::from(worker.role) }
     }
 
     /// Time of a worker's task so far, waits excluded.
@@ -166,6 +182,10 @@ impl<'a> Engine<'a> {
                 State::Main => {
                     let task = &h.program.tasks[worker.task as usize];
                     self.main_ended(h, w, task)
+                }
+                State::Filled => {
+                    let task = &h.program.tasks[worker.task as usize];
+                    self.begin(h, w, task)
                 }
                 State::Start => {
                     let task = &h.program.tasks[worker.task as usize];
@@ -191,6 +211,7 @@ impl<'a> Engine<'a> {
                     true
                 }
                 State::Absent
+                | State::Filling
                 | State::Running
                 | State::Store
                 | State::Push
@@ -236,8 +257,6 @@ impl<'a> Engine<'a> {
             return false;
         }
         let cost = self.cost_of(task);
-        // What is left of a tile without its arithmetic is run as a move.
-        let signals = if cost.work == Work::Tile && cost.step > 0 { 0 } else { self.signalling(task) };
         let s = &mut *self.s;
         let now = s.timers.now;
         let worker = &mut s.workers[h.worker0 + w as usize];
@@ -249,21 +268,17 @@ impl<'a> Engine<'a> {
             Work::Tile if task.waits[1] > 0 || cost.main == NONE => self.run_steps(h, w, task),
             Work::Tile => {
                 let fill = if worker.prefetched { 0 } else { cost.fill };
-                let crowd = cost.crowd * u64::from(s.computing[h.rank]);
-                let work =
-                    cost.whole + crowd + fill + signals + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                let delay = fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
                 worker.step = cost.steps;
-                self.run_tile(h, w, cost, work)
+                if delay > 0 { self.fill(h, w, delay) } else { self.begin(h, w, task) }
+            }
+            Work::Move if cost.main == NONE => {
+                self.complete(h, w);
+                true
             }
             Work::Move => {
-                let crowd = u128::from(cost.crowd) * u128::from(s.computing[h.rank]);
-                let work = cost.fixed + self.t.roles[h.table0 + usize::from(worker.role)].block_ps + signals;
-                let work = work + (u128::from(work) * crowd / 1_000_000_000) as u64;
-                if cost.main == NONE {
-                    self.complete(h, w);
-                    return true;
-                }
-                self.run(h, w, cost.main, work)
+                let delay = self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                if delay > 0 { self.fill(h, w, delay) } else { self.begin(h, w, task) }
             }
             Work::Sync => {
                 self.complete(h, w);
@@ -295,6 +310,35 @@ impl<'a> Engine<'a> {
         worker.state = State::Running;
         s.sharing.start(h.class0 + class, s.timers.now, work, ended::MAIN | w);
         false
+    }
+
+    /// Lets a worker wait before its task's first flow: latency, which takes nothing from shared resources.
+    fn fill(&mut self, h: &Here<'a>, w: u32, delay: u64) -> bool {
+        let s = &mut *self.s;
+        s.workers[h.worker0 + w as usize].state = State::Filling;
+        s.timers.push(h.rank, s.timers.now + delay, kind::FILL, w, 0);
+        false
+    }
+
+    /// Begins a task's first flow, after what had to come before it; true when it takes no time.
+    #[inline]
+    fn begin(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
+        let cost = self.cost_of(task);
+        let computing = u64::from(self.s.computing[h.rank]);
+        if cost.work == Work::Move {
+            let work = cost.fixed + self.signalling(task);
+            let crowd = u128::from(cost.crowd) * u128::from(computing);
+            let work = work + (u128::from(work) * crowd / 1_000_000_000) as u64;
+            return self.run(h, w, cost.main, work);
+        }
+        let steps = self.s.workers[h.worker0 + w as usize].step;
+        let mut work = u64::from(steps) * cost.step;
+        if steps == cost.steps {
+            work += cost.fixed + cost.crowd * computing;
+            // What is left of a tile without its arithmetic is run as a move.
+            work += if cost.step == 0 { self.signalling(task) } else { 0 };
+        }
+        self.run_tile(h, w, cost, work)
     }
 
     /// How long a CTA without storers raises a task's flags, beyond the first.
@@ -368,13 +412,12 @@ impl<'a> Engine<'a> {
         }
         let worker = &mut self.s.workers[h.worker0 + w as usize];
         worker.step = limit;
-        let mut work = u64::from(limit - done) * cost.step;
         if done == 0 {
-            work += self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
-            if !worker.prefetched {
-                work += cost.fill;
-            }
+            let fill = if worker.prefetched { 0 } else { cost.fill };
+            let delay = fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+            return if delay > 0 { self.fill(h, w, delay) } else { self.begin(h, w, task) };
         }
+        let mut work = u64::from(limit - done) * cost.step;
         if limit == cost.steps {
             work += cost.fixed + cost.crowd * u64::from(self.s.computing[h.rank]);
             work += if cost.step == 0 { self.signalling(task) } else { 0 };
@@ -439,8 +482,8 @@ impl<'a> Engine<'a> {
         if cost.drain == Drain::Overlap {
             worker.storing = true;
             worker.state = State::Free;
-            let role = usize::from(worker.role);
-            self.s.busy[h.role0 + role] += self.busy_time(h, w);
+            let home = self.home(h, w);
+            self.s.busy[h.role0 + home] += self.busy_time(h, w);
             self.record_task(h, w, NEVER);
             true
         } else {
@@ -470,7 +513,8 @@ impl<'a> Engine<'a> {
             self.record_end(h, w);
         } else {
             worker.state = State::Free;
-            self.s.busy[h.role0 + role] += self.busy_time(h, w);
+            let home = self.home(h, w);
+            self.s.busy[h.role0 + home] += self.busy_time(h, w);
             self.make_runnable(h, w);
             self.record_task(h, w, now);
         }
@@ -485,7 +529,8 @@ impl<'a> Engine<'a> {
         worker.state = State::Free;
         let role = usize::from(worker.role);
         let task = &h.program.tasks[worker.task as usize];
-        self.s.busy[h.role0 + role] += self.busy_time(h, w);
+        let home = self.home(h, w);
+        self.s.busy[h.role0 + home] += self.busy_time(h, w);
         for signal in signals_of(h, task) {
             self.raise_one(h, signal, 0);
         }

@@ -33,6 +33,7 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("rails", 1.0, 64.0, true),
     ("nodes_per_leaf", 1.0, 65_536.0, true),
     ("domain_gpus", 1.0, 1024.0, true),
+    ("bus_gpus", 1.0, 1024.0, true),
     ("oversubscription", 1.0, 1000.0, false),
     ("add_link_bytes_per_byte", 0.1, 100.0, false),
     ("store_steps", 0.0, 1024.0, true),

@@ -7,7 +7,7 @@ use tilewire_kernels::schedule::{
 };
 use tilewire_kernels::{
     BuildError, Cluster, Fabric, KERNELS, Offset, OptionSet, Problem, ProblemKind, Rank, RoleKind, RoleSplit, Schedule,
-    Spec, Task,
+    Spec, Task, baseline,
 };
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::engine::{self, Run};
@@ -89,8 +89,14 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
 const GEMM: &[(&str, f64)] =
     &[("sm_tflops", 1.0), ("fill_ns", 100.0), ("epilogue_ns", 200.0), ("smem_read_ns", 10.0), ("visible_ns", 20.0)];
 
-const COLLECTIVE: &[(&str, f64)] =
-    &[("latency_us", 10.0), ("fill_us", 0.0), ("fill_wire_mib", 1.0), ("bus_gbs", 100.0), ("sms", 8.0)];
+const COLLECTIVE: &[(&str, f64)] = &[
+    ("latency_us", 10.0),
+    ("fill_us", 0.0),
+    ("fill_wire_mib", 1.0),
+    ("bus_gbs", 100.0),
+    ("bus_gpus", 1.0),
+    ("sms", 8.0),
+];
 
 /// The machine of round numbers.
 pub fn round_machine(fabric: Fabric) -> Machine {
@@ -425,6 +431,24 @@ pub fn kernels(set: OptionSet, cluster: Cluster, fabric: Fabric, scale: u64) -> 
             }
         })
         .collect()
+}
+
+/// The unfused forms of all kernels on a cluster, whole and in four pieces.
+pub fn baselines(cluster: Cluster, fabric: Fabric) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kernel in KERNELS {
+        let problem = problem(kernel.problem_kind(), kernel.name(), cluster, 4);
+        let form = baseline(kernel.name()).expect("every kernel has an unfused form");
+        for chunks in ["1", "4"] {
+            let mut options = form.options(OptionSet::Tilewire, &problem, cluster);
+            options.set("chunks", chunks).expect("a legal number");
+            let spec = Spec { problem, cluster, fabric, options };
+            let name = format!("{} {cluster} {fabric} {} in {chunks}", form.name(), spec.problem);
+            let schedule = form.build(&spec).unwrap_or_else(|error| panic!("{name}: {error}"));
+            cases.push(Case { name, set: OptionSet::Tilewire, spec, schedule });
+        }
+    }
+    cases
 }
 
 pub const SETS: [OptionSet; 2] = [OptionSet::Published, OptionSet::Tilewire];

@@ -1,0 +1,605 @@
+//! `fit`: the machine parameters of kind "fitted", found again from published rows.
+//!
+//! ```text
+//!  published/fit_parameters.csv   what is fitted, for which machines, from where, within which bounds
+//!  published/fit_rows.csv         on which rows; every other judged row is a test row
+//! ```
+//!
+//! One parameter after the other moves to the least sum of squared logarithms of (predicted / published) over its rows,
+//! by golden-section search between its bounds, in rounds until nothing moves. The search begins at the table's `start`,
+//! never at what the machine files hold, so that the result depends on the rows alone. Results are rounded to three
+//! digits; machine files that hold others are a finding.
+//!
+//! `--without` leaves the rows of a fabric or a kernel out and tests on them. A parameter that loses all its rows is
+//! fitted on the other published rows of the kernels that carry it; without those it is taken from a machine of another
+//! fabric, and last from `start`.
+
+use crate::checked::Checks;
+use crate::cli::{FitArgs, ProtocolArg};
+use crate::data::{Figure, FitParameter, Judged, System};
+use crate::error::ExperimentError;
+use crate::figures;
+use crate::plan::{Case, Source};
+use crate::progress;
+use crate::provenance::Output;
+use crate::table::Table;
+use indicatif::ProgressBar;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tilewire_kernels::{RoleSplit, Schedule};
+use tilewire_sim::machine::Kind;
+use tilewire_sim::{Clock, Machine, Simulation};
+
+/// Rounds over all parameters at most.
+const ROUNDS: usize = 3;
+
+/// A search ends when its interval is this share of its bounds.
+const TOLERANCE: f64 = 4e-3;
+
+/// Digits of a fitted value.
+const DIGITS: i32 = 3;
+
+type Published = (Figure, Option<Judged>);
+
+type Machines = BTreeMap<&'static str, Machine>;
+
+/// A published row with its schedule.
+struct FigureRow {
+    kernel: String,
+    topology: String,
+    system: System,
+    size: u64,
+    machine: &'static str,
+    published: f64,
+    judged: bool,
+    /// Parameters that are fitted on it.
+    parameters: Vec<String>,
+    case: Case,
+    split: RoleSplit,
+    schedule: Schedule,
+    /// Its loop is known to outlast the cold clock by far.
+    warm: AtomicBool,
+}
+
+/// Rows that are left out of a fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LeftOut {
+    /// None.
+    Nothing,
+    /// Rows of the test bed with this fabric, but for those of its host parameters if they are kept.
+    Fabric(String, bool),
+    /// Rows of a kernel.
+    Kernel(String),
+}
+
+/// A fitted value.
+#[derive(Clone, Debug, Serialize)]
+struct Fitted {
+    parameter: String,
+    machines: String,
+    value: f64,
+    low: f64,
+    high: f64,
+    rows: usize,
+    /// Where the value comes from.
+    from: String,
+    /// What the machine files hold.
+    in_files: f64,
+}
+
+/// Error over some rows of a kernel, test bed and system.
+#[derive(Clone, Debug, Serialize)]
+struct TestError {
+    left_out: String,
+    kernel: String,
+    topology: String,
+    system: &'static str,
+    /// `fit`, `test` (judged, not fitted on) or `left out`.
+    role: &'static str,
+    rows: usize,
+    error: f64,
+    worst_size: u64,
+    worst_error: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    parameters: Vec<Fitted>,
+    errors: Vec<TestError>,
+    left_out_parameters: BTreeMap<String, Vec<Fitted>>,
+}
+
+/// Runs the command; returns what it prints.
+///
+/// # Errors
+/// [`ExperimentError`]; a finding when the machine files hold other values than the fit.
+pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
+    crate::threads(args.threads)?;
+    let source = Source::new(args.data.as_deref(), None)?;
+    let parameters = source.data.fit_parameters()?;
+    let published = figures::published(&source.data)?;
+    let experiments = experiments(args, &published)?;
+    // Refused before anything is computed.
+    let output = match &args.output {
+        Some(directory) => Some(Output::create(&directory.join("fit"), "fit", None, None, &source, &[])?),
+        None => None,
+    };
+    let rows = rows(&source, &published)?;
+    let base = machines(&source, &rows, &parameters)?;
+    let bar = progress::counter("fit");
+    let (full, all) = fit(&parameters, &base, &rows, &LeftOut::Nothing, &bar)?;
+    let errors_of_all = errors(&all, &rows, &LeftOut::Nothing)?;
+    let mut report = Report { parameters: full, errors: errors_of_all, left_out_parameters: BTreeMap::new() };
+    compare(&source, &mut report.parameters)?;
+    for left_out in experiments {
+        let (mut fitted, machines) = fit(&parameters, &base, &rows, &left_out, &bar)?;
+        compare(&source, &mut fitted)?;
+        report.errors.extend(errors(&machines, &rows, &left_out)?);
+        report.left_out_parameters.insert(left_out.to_string(), fitted);
+    }
+    bar.finish_and_clear();
+    if let Some(output) = &output {
+        write(&source, output, &report)?;
+    }
+    let text = if args.json {
+        serde_json::to_string_pretty(&report).expect("a report has only plain fields") + "\n"
+    } else {
+        text(&report)
+    };
+    let stale: Vec<String> = report
+        .parameters
+        .iter()
+        .filter(|fitted| (fitted.value - fitted.in_files).abs() > 1e-9)
+        .map(|fitted| {
+            format!(
+                "{} of {} is {}, the fit gives {}",
+                fitted.parameter, fitted.machines, fitted.in_files, fitted.value
+            )
+        })
+        .collect();
+    if stale.is_empty() {
+        return Ok(text);
+    }
+    print!("{text}");
+    Err(ExperimentError::Finding(format!(
+        "machine files hold other values than the fit: {}; write them with -o DIR",
+        stale.join("; ")
+    )))
+}
+
+impl LeftOut {
+    fn parse(text: &str, keep_host: bool, published: &[Published]) -> Result<Self, ExperimentError> {
+        let mut fabrics: Vec<&str> = published.iter().map(|(figure, _)| fabric(&figure.topology)).collect();
+        let mut kernels: Vec<&str> = published.iter().map(|(figure, _)| figure.kernel.as_str()).collect();
+        for names in [&mut fabrics, &mut kernels] {
+            names.sort_unstable();
+            names.dedup();
+        }
+        let found = match text.split_once('=') {
+            Some(("fabric", name)) if fabrics.contains(&name) => Some(Self::Fabric(name.to_owned(), keep_host)),
+            Some(("kernel", name)) if kernels.contains(&name) => Some(Self::Kernel(name.to_owned())),
+            _ => None,
+        };
+        found.ok_or_else(|| {
+            let allowed = format!("fabric={}, kernel={}, all", fabrics.join("|"), kernels.join("|"));
+            ExperimentError::refused("--without", format!("\"{text}\", allowed: {allowed}"))
+        })
+    }
+
+    /// Whether a row takes no part in the fit.
+    fn leaves_out(&self, row: &FigureRow) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Fabric(name, keep_host) => fabric(&row.topology) == name && !(*keep_host && row.is_host_row()),
+            Self::Kernel(kernel) => row.kernel == *kernel,
+        }
+    }
+}
+
+impl std::fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("nothing"),
+            Self::Fabric(name, false) => write!(f, "fabric={name}"),
+            Self::Fabric(name, true) => write!(f, "fabric={name} but its host"),
+            Self::Kernel(name) => write!(f, "kernel={name}"),
+        }
+    }
+}
+
+/// The fabric of a test bed: the end of its name.
+fn fabric(topology: &str) -> &str {
+    topology.rsplit('-').next().unwrap_or_default()
+}
+
+impl FigureRow {
+    /// Only costs of the host are fitted on it, no property of GPUs or network.
+    fn is_host_row(&self) -> bool {
+        !self.parameters.is_empty() && self.parameters.iter().all(|name| name.starts_with("launch."))
+    }
+
+    /// ln(predicted / published) on a machine, under the protocol that the bar had.
+    fn log_error(&self, machines: &Machines) -> Result<f64, ExperimentError> {
+        let refuse = |source| ExperimentError::Sim { case: self.case.to_string(), source };
+        let simulation =
+            |clock| Simulation::new(&self.schedule, &machines[self.machine], &self.case.config(clock)).map_err(refuse);
+        let mut time_ps = 0;
+        let mut cold = !self.warm.load(Ordering::Relaxed);
+        if cold {
+            let simulation = simulation(Clock::Cold)?;
+            time_ps = simulation.time_ps(&self.split).map_err(refuse)?;
+            cold = simulation.stays_cold(time_ps);
+            // Far from the limit no value of a fitted parameter leads back.
+            self.warm.store(!simulation.stays_cold(time_ps / 3), Ordering::Relaxed);
+        }
+        if !cold {
+            time_ps = simulation(Clock::Sustained)?.time_ps(&self.split).map_err(refuse)?;
+        }
+        Ok((self.schedule.useful_flops as f64 / time_ps as f64 / self.published).ln())
+    }
+}
+
+/// The experiments that `--without` asks for.
+fn experiments(args: &FitArgs, published: &[Published]) -> Result<Vec<LeftOut>, ExperimentError> {
+    let mut experiments = Vec::new();
+    for text in &args.without {
+        if text != "all" {
+            experiments.push(LeftOut::parse(text, args.keep_host, published)?);
+            continue;
+        }
+        for (figure, _) in published {
+            let fabric = LeftOut::Fabric(fabric(&figure.topology).to_owned(), args.keep_host);
+            for left_out in [fabric, LeftOut::Kernel(figure.kernel.clone())] {
+                if !experiments.contains(&left_out) {
+                    experiments.push(left_out);
+                }
+            }
+        }
+        experiments.sort_by_key(ToString::to_string);
+    }
+    Ok(experiments)
+}
+
+/// All published rows that can be predicted, with their schedules.
+fn rows(source: &Source, published: &[Published]) -> Result<Vec<FigureRow>, ExperimentError> {
+    let fit_rows = source.data.fit_rows()?;
+    let build = |(figure, judged): &Published| {
+        let (case, split) = figures::case_of(source, Checks::default(), figure, ProtocolArg::Published)?;
+        let missing = || ExperimentError::Finding(format!("{} {}: no row", figure.kernel, figure.topology));
+        let system = figure.base.ok_or_else(missing)?;
+        let size = figure.size.ok_or_else(missing)?;
+        let parameters = fit_rows.iter().find(|row| row.is(&figure.kernel, &figure.topology, system, size));
+        Ok(FigureRow {
+            kernel: figure.kernel.clone(),
+            topology: figure.topology.clone(),
+            system,
+            size,
+            machine: figure.machine().ok_or_else(missing)?,
+            published: figure.value.ok_or_else(missing)?,
+            judged: judged.is_some(),
+            parameters: parameters.map(|row| row.parameters.clone()).unwrap_or_default(),
+            schedule: crate::engine::build(&case)?,
+            case,
+            split,
+            warm: AtomicBool::new(false),
+        })
+    };
+    let rows: Vec<FigureRow> = published.par_iter().map(build).collect::<Result<_, ExperimentError>>()?;
+    for row in &fit_rows {
+        if !rows.iter().any(|known| row.is(&known.kernel, &known.topology, known.system, known.size)) {
+            let place = format!("{} {} {} {}", row.kernel, row.system, row.topology, row.size);
+            return Err(ExperimentError::Finding(format!("published/fit_rows.csv: no published bar {place}")));
+        }
+    }
+    Ok(rows)
+}
+
+/// The machines of the rows, with every fitted parameter at its start.
+fn machines(source: &Source, rows: &[FigureRow], parameters: &[FitParameter]) -> Result<Machines, ExperimentError> {
+    let mut machines = Machines::new();
+    for row in rows {
+        if !machines.contains_key(row.machine) {
+            machines.insert(row.machine, source.data.machine(row.machine)?);
+        }
+    }
+    let listed = |machine: &str, name: &str| {
+        parameters.iter().any(|p| p.parameter == name && p.machines.iter().any(|known| known == machine))
+    };
+    for name in source.data.machine_names()? {
+        for (parameter, param) in source.data.machine(&name)?.params() {
+            let fitted = param.kind == Kind::Fitted;
+            if fitted != listed(&name, &parameter) {
+                let problem = if fitted { "is fitted, and not listed" } else { "is listed, and not of kind fitted" };
+                let place = "published/fit_parameters.csv";
+                return Err(ExperimentError::Finding(format!("{place}: {parameter} of {name} {problem}")));
+            }
+        }
+    }
+    for parameter in parameters {
+        set(&mut machines, parameter, parameter.start);
+    }
+    Ok(machines)
+}
+
+fn set(machines: &mut Machines, parameter: &FitParameter, value: f64) {
+    for name in &parameter.machines {
+        if let Some(machine) = machines.get_mut(name.as_str()) {
+            machine.set(&parameter.parameter, value);
+        }
+    }
+}
+
+/// The rows that identify a parameter when some are left out.
+fn rows_of<'a>(parameter: &FitParameter, rows: &'a [FigureRow], left_out: &LeftOut) -> Vec<&'a FigureRow> {
+    let carries = |row: &FigureRow| row.parameters.contains(&parameter.parameter);
+    let own = |row: &FigureRow| parameter.machines.iter().any(|name| name == row.machine);
+    let kept = || rows.iter().filter(|row| own(row) && !left_out.leaves_out(row));
+    let fit: Vec<&FigureRow> = kept().filter(|row| carries(row)).collect();
+    if !fit.is_empty() || *left_out == LeftOut::Nothing {
+        return fit;
+    }
+    let same = |row: &FigureRow| {
+        rows.iter().any(|other| carries(other) && (&other.kernel, other.system) == (&row.kernel, row.system))
+    };
+    // Costs of the host show in the smallest rows only.
+    if parameter.parameter.starts_with("launch.") { Vec::new() } else { kept().filter(|row| same(row)).collect() }
+}
+
+/// Sum of squared logarithms over some rows.
+fn loss(rows: &[&FigureRow], machines: &Machines) -> Result<f64, ExperimentError> {
+    let errors: Vec<f64> = rows.par_iter().map(|row| row.log_error(machines)).collect::<Result<_, _>>()?;
+    Ok(errors.iter().map(|error| error * error).sum())
+}
+
+fn fit(
+    parameters: &[FitParameter],
+    base: &Machines,
+    rows: &[FigureRow],
+    left_out: &LeftOut,
+    bar: &ProgressBar,
+) -> Result<(Vec<Fitted>, Machines), ExperimentError> {
+    let mut machines = base.clone();
+    let used: Vec<Vec<&FigureRow>> = parameters.iter().map(|p| rows_of(p, rows, left_out)).collect();
+    let mut values: Vec<f64> = parameters.iter().map(|p| p.start).collect();
+    for _ in 0..ROUNDS {
+        let mut moved = false;
+        for (i, parameter) in parameters.iter().enumerate().filter(|(i, _)| !used[*i].is_empty()) {
+            let value = rounded(least(parameter, |value| {
+                bar.inc(1);
+                set(&mut machines, parameter, value);
+                loss(&used[i], &machines)
+            })?);
+            moved |= (value - values[i]).abs() > TOLERANCE * (parameter.high - parameter.low);
+            values[i] = value;
+            set(&mut machines, parameter, value);
+        }
+        if !moved {
+            break;
+        }
+    }
+    let mut from: Vec<String> = Vec::with_capacity(parameters.len());
+    for (i, parameter) in parameters.iter().enumerate() {
+        let other = parameters
+            .iter()
+            .enumerate()
+            .find(|(j, other)| other.parameter == parameter.parameter && !used[*j].is_empty());
+        from.push(match other {
+            _ if !used[i].is_empty() => "rows".into(),
+            Some((j, other)) => {
+                values[i] = values[j];
+                set(&mut machines, parameter, values[i]);
+                other.machines.join(" ")
+            }
+            None => "start".into(),
+        });
+    }
+    let fitted = parameters.iter().enumerate().map(|(i, parameter)| Fitted {
+        parameter: parameter.parameter.clone(),
+        machines: parameter.machines.join(" "),
+        value: values[i],
+        low: parameter.low,
+        high: parameter.high,
+        rows: used[i].len(),
+        from: from[i].clone(),
+        in_files: f64::NAN,
+    });
+    Ok((fitted.collect(), machines))
+}
+
+/// The place between the bounds where a function with one valley is least.
+fn least(
+    parameter: &FitParameter,
+    mut of: impl FnMut(f64) -> Result<f64, ExperimentError>,
+) -> Result<f64, ExperimentError> {
+    let ratio = (5_f64.sqrt() - 1.0) / 2.0;
+    let (mut low, mut high) = (parameter.low, parameter.high);
+    let mut left = high - ratio * (high - low);
+    let mut right = low + ratio * (high - low);
+    let (mut at_left, mut at_right) = (of(left)?, of(right)?);
+    while high - low > TOLERANCE * (parameter.high - parameter.low) {
+        if at_left <= at_right {
+            (high, right, at_right) = (right, left, at_left);
+            left = high - ratio * (high - low);
+            at_left = of(left)?;
+        } else {
+            (low, left, at_left) = (left, right, at_right);
+            right = low + ratio * (high - low);
+            at_right = of(right)?;
+        }
+    }
+    Ok(f64::midpoint(low, high))
+}
+
+/// To the digits of a fitted value.
+fn rounded(value: f64) -> f64 {
+    if value == 0.0 {
+        return 0.0;
+    }
+    let unit = DIGITS - 1 - value.abs().log10().floor() as i32;
+    // Through its decimal text, so that the value is the one that a file holds.
+    let scaled = (value * 10_f64.powi(unit)).round();
+    format!("{scaled}e{}", -unit).parse().unwrap_or(value)
+}
+
+fn errors(machines: &Machines, rows: &[FigureRow], left_out: &LeftOut) -> Result<Vec<TestError>, ExperimentError> {
+    let errors: Vec<f64> =
+        rows.par_iter().map(|row| row.log_error(machines).map(f64::abs)).collect::<Result<_, ExperimentError>>()?;
+    let mut groups: BTreeMap<(&str, &str, &str, System), Vec<(f64, u64)>> = BTreeMap::new();
+    for (row, error) in rows.iter().zip(errors) {
+        let role = match () {
+            () if left_out.leaves_out(row) && row.judged => "left out",
+            () if left_out.leaves_out(row) => continue,
+            () if !row.parameters.is_empty() => "fit",
+            () if row.judged && *left_out == LeftOut::Nothing => "test",
+            () => continue,
+        };
+        groups.entry((role, &row.kernel, &row.topology, row.system)).or_default().push((error, row.size));
+    }
+    let mut found = Vec::new();
+    for ((role, kernel, topology, system), rows) in groups {
+        let worst = rows.iter().copied().fold((0.0, 0), |worst, row| if row.0 > worst.0 { row } else { worst });
+        found.push(TestError {
+            left_out: left_out.to_string(),
+            kernel: kernel.to_owned(),
+            topology: topology.to_owned(),
+            system: system.name(),
+            role,
+            rows: rows.len(),
+            error: (rows.iter().map(|row| row.0).sum::<f64>() / rows.len() as f64).exp_m1(),
+            worst_size: worst.1,
+            worst_error: worst.0.exp_m1(),
+        });
+    }
+    Ok(found)
+}
+
+/// Fills in what the machine files hold; of several that share a value, one that holds another.
+fn compare(source: &Source, fitted: &mut [Fitted]) -> Result<(), ExperimentError> {
+    for fitted in fitted {
+        fitted.in_files = fitted.value;
+        for name in fitted.machines.split(' ') {
+            let machine = source.data.machine(name)?;
+            let held = machine.params().into_iter().find(|(known, _)| *known == fitted.parameter);
+            let held = held.map_or(f64::MAX, |(_, param)| param.value);
+            if (held - fitted.value).abs() > 1e-9 {
+                fitted.in_files = held;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The text of a machine file with another value of a parameter; the parameter has a line of its own.
+fn with_value(text: &str, parameter: &str, value: f64) -> Option<String> {
+    let (section, name) = parameter.rsplit_once('.')?;
+    let mut inside = false;
+    let mut found = false;
+    let lines = text.lines().map(|line| {
+        if line.starts_with('[') {
+            inside = line.trim() == format!("[{section}]");
+        }
+        let start = format!("{name} = {{ value = ");
+        match line.strip_prefix(&start).filter(|_| inside).and_then(|rest| rest.split_once(',')) {
+            Some((_, rest)) => {
+                found = true;
+                format!("{start}{value:?},{rest}\n")
+            }
+            None => format!("{line}\n"),
+        }
+    });
+    let text = lines.collect();
+    found.then_some(text)
+}
+
+fn write(source: &Source, output: &Output, report: &Report) -> Result<(), ExperimentError> {
+    let mut texts: BTreeMap<&str, String> = BTreeMap::new();
+    for fitted in &report.parameters {
+        for name in fitted.machines.split(' ') {
+            let text = match texts.remove(name) {
+                Some(text) => text,
+                None => source.data.machine_text(name)?,
+            };
+            let missing = || ExperimentError::Finding(format!("machines/{name}.toml: no line of {}", fitted.parameter));
+            texts.insert(name, with_value(&text, &fitted.parameter, fitted.value).ok_or_else(missing)?);
+        }
+    }
+    for (name, text) in &texts {
+        output.write(&format!("machines/{name}.toml"), text)?;
+    }
+    output.write("parameters.csv", &figures::csv_of(&report.parameters))?;
+    output.write("errors.csv", &figures::csv_of(&report.errors))
+}
+
+fn text(report: &Report) -> String {
+    let mut text = format!("{}\n", parameter_table(&report.parameters).render(2));
+    let percent = |value: f64| format!("{:.1} %", value * 100.0);
+    let mut table =
+        Table::new(["left out", "rows", "kernel", "topology", "system", "number", "error", "worst: size", "off by"]);
+    for group in &report.errors {
+        table.row([
+            group.left_out.clone(),
+            group.role.to_owned(),
+            group.kernel.clone(),
+            group.topology.clone(),
+            group.system.to_owned(),
+            group.rows.to_string(),
+            percent(group.error),
+            group.worst_size.to_string(),
+            percent(group.worst_error),
+        ]);
+    }
+    text += &table.render(2);
+    for (left_out, fitted) in &report.left_out_parameters {
+        let _ = write!(text, "\nwithout {left_out}:\n{}", parameter_table(fitted).render(2));
+    }
+    text
+}
+
+fn parameter_table(fitted: &[Fitted]) -> Table {
+    let mut table = Table::new(["parameter", "machines", "value", "low", "high", "rows", "from"]);
+    for fitted in fitted {
+        table.row([
+            fitted.parameter.clone(),
+            fitted.machines.clone(),
+            fitted.value.to_string(),
+            fitted.low.to_string(),
+            fitted.high.to_string(),
+            fitted.rows.to_string(),
+            fitted.from.clone(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_rounded_to_three_digits() {
+        for (value, want) in [(0.0, 0.0), (5.804_9, 5.80), (1234.5, 1230.0), (23.06, 23.1), (0.031_25, 0.0312)] {
+            assert!((rounded(value) - want).abs() <= 1e-12, "{value}");
+        }
+    }
+
+    #[test]
+    fn the_search_finds_the_bottom_of_a_valley_and_of_a_slope() {
+        let parameter =
+            FitParameter { parameter: "sm.a".into(), machines: Vec::new(), start: 1.0, low: 0.0, high: 10.0 };
+        for (bottom, want) in [(3.3, 3.3), (-5.0, 0.0), (20.0, 10.0)] {
+            let found = least(&parameter, |value| Ok((value - bottom).abs())).expect("never fails");
+            assert!((found - want).abs() < 0.02, "{bottom}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_value_is_written_into_its_own_section_only() {
+        let text = "name = \"m\"\n[a]\nx = { value = 1.0, kind = \"fitted\" }\n[a.b]\nx = { value = 2.0, kind = \"fitted\" }\n";
+        let want = text.replace("2.0", "7.5");
+        assert_eq!(with_value(text, "a.b.x", 7.5), Some(want));
+        assert_eq!(with_value(text, "a.y", 7.5), None);
+    }
+}
