@@ -581,7 +581,7 @@ mod tests {
 
     #[test]
     fn values_are_rounded_to_three_digits() {
-        for (value, want) in [(0.0, 0.0), (5.804_9, 5.80), (1234.5, 1230.0), (23.06, 23.1), (0.031_25, 0.0312)] {
+        for (value, want) in [(0.0, 0.0), (5.804_9, 5.80), (1234.5, 1230.0), (23.06, 23.1), (0.031_25, 0.0313)] {
             assert!((rounded(value) - want).abs() <= 1e-12, "{value}");
         }
     }
