@@ -201,11 +201,12 @@ impl Kernel for GemmRs {
     }
 }
 
-/// What names a schedule in its hash: without `tile_order` where it is the order that every schedule had before there was
-/// a choice, so that what was measured then keeps its hash.
+/// What names a schedule in its hash: without `tile_order` and `super_m` where they say the order that every schedule had
+/// before there was a choice, so that what was measured then keeps its hash.
 fn spec_text(spec: &Spec) -> String {
     let options = spec.options.to_string();
-    let kept: Vec<&str> = options.split(',').filter(|option| *option != "tile_order=chunk").collect();
+    let before = ["tile_order=chunk", "super_m=1"];
+    let kept: Vec<&str> = options.split(',').filter(|option| !before.contains(option)).collect();
     format!("{};{}", spec.problem, kept.join(","))
 }
 
