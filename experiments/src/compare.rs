@@ -220,9 +220,9 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(joined: &[Joined]) -> Self {
-        let errors: Vec<f64> = joined.iter().flat_map(|j| j.errors(0)).collect();
-        let costs: Vec<f64> = joined.iter().filter(|j| j.pairs.len() > 1).map(Joined::split_cost).collect();
+    fn new<'a>(joined: impl IntoIterator<Item = &'a Joined> + Clone) -> Self {
+        let errors: Vec<f64> = joined.clone().into_iter().flat_map(|j| j.errors(0)).collect();
+        let costs: Vec<f64> = joined.into_iter().filter(|j| j.pairs.len() > 1).map(Joined::split_cost).collect();
         Self { median: quantile(&errors, 0.5), p95: quantile(&errors, 0.95), split_cost: quantile(&costs, 0.5) }
     }
 }
@@ -306,6 +306,29 @@ fn percent(value: f64) -> String {
     format!("{:.1}%", value * 100.0)
 }
 
+/// A line per kernel, the worst first.
+fn by_kernel(joined: &[Joined]) -> Table {
+    let mut kernels: BTreeMap<&str, Vec<&Joined>> = BTreeMap::new();
+    for j in joined {
+        kernels.entry(j.case.name).or_default().push(j);
+    }
+    let mut lines: Vec<(&str, Vec<&Joined>, Summary)> = kernels
+        .into_iter()
+        .map(|(kernel, joined)| {
+            let summary = Summary::new(joined.iter().copied());
+            (kernel, joined, summary)
+        })
+        .collect();
+    lines.sort_by(|a, b| b.2.median.total_cmp(&a.2.median));
+    let mut table = Table::new(["kernel", "shapes", "rows", "median", "p95", "split cost"]);
+    for (kernel, joined, summary) in lines {
+        let rows: usize = joined.iter().map(|j| j.pairs.len()).sum();
+        let percents = [summary.median, summary.p95, summary.split_cost].map(percent);
+        table.row([kernel.to_owned(), joined.len().to_string(), rows.to_string()].into_iter().chain(percents));
+    }
+    table
+}
+
 fn text(joined: &[Joined], summary: &Summary, left_out: usize) -> String {
     let mut out = String::new();
     let rows: usize = joined.iter().map(|j| j.pairs.len()).sum();
@@ -375,6 +398,8 @@ fn text(joined: &[Joined], summary: &Summary, left_out: usize) -> String {
         ]);
     }
     let _ = write!(out, "\n{}", table.render(2));
+
+    let _ = write!(out, "\n{}", by_kernel(joined).render(2));
 
     let deceiving = joined.iter().flat_map(|j| &j.pairs).filter(|pair| deceives(pair)).count();
     let _ = writeln!(

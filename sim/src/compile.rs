@@ -103,7 +103,7 @@ pub struct Cost {
     pub fill: u64,
     /// Asynchronous store of the result.
     pub out: Flow,
-    /// The same when another tile follows, over whose main loop it leaves; [`Flow::NOTHING`] where it does not wait.
+    /// The same when another tile follows, over whose main loop it leaves; no flow where it does not wait.
     pub deferred: Flow,
     /// What every CTA that computes at its start adds: to a tile, picoseconds; to a move, billionths of its time.
     pub crowd: u64,
