@@ -139,9 +139,15 @@ fn rows<F: AsRef<Path>>(files: &[F]) -> Result<(Vec<MeasuredRow>, usize), Experi
     let mut rows: Vec<MeasuredRow> = Vec::new();
     let mut left_out = 0;
     let mut first: Option<(String, Vec<(&str, String)>)> = None;
+    let mut places: BTreeMap<[String; 3], String> = BTreeMap::new();
     for file in files.iter().map(AsRef::as_ref) {
         for row in row::read(file)? {
-            let place = format!("{}:{}", file.display(), row.line);
+            let place = row.place.clone();
+            let point = ["schedule_hash", "machine", "clock"].map(|name| row.text(name).to_owned());
+            if let Some(before) = places.insert(point, place.clone()) {
+                let problem = format!("the point of {before} again; a point counts once, take one of the rows away");
+                return Err(ExperimentError::refused(place, problem));
+            }
             let provenance = row.provenance();
             let (from, known) = first.get_or_insert_with(|| (place.clone(), provenance.clone()));
             if let Some(((name, a), (_, b))) = known.iter().zip(&provenance).find(|(a, b)| a != b) {
@@ -169,7 +175,7 @@ fn rows<F: AsRef<Path>>(files: &[F]) -> Result<(Vec<MeasuredRow>, usize), Experi
 pub fn join(rows: Vec<MeasuredRow>, source: &Source) -> Result<Vec<Joined>, ExperimentError> {
     let mut groups: Vec<(String, Vec<MeasuredRow>)> = Vec::new();
     for row in rows {
-        let draft = row.draft().map_err(|problem| ExperimentError::refused(format!("line {}", row.line), problem))?;
+        let draft = row.draft().map_err(|problem| ExperimentError::refused(row.place.clone(), problem))?;
         let key = format!("{:?}", crate::plan::Draft { split: None, ..draft });
         match groups.iter_mut().find(|(known, _)| *known == key) {
             Some((_, group)) => group.push(row),
@@ -178,7 +184,7 @@ pub fn join(rows: Vec<MeasuredRow>, source: &Source) -> Result<Vec<Joined>, Expe
     }
     let bar = progress::bar(groups.len() as u64, "simulating");
     let join = |(_, rows): (String, Vec<MeasuredRow>)| {
-        let refuse = |row: &MeasuredRow, problem| ExperimentError::refused(format!("line {}", row.line), problem);
+        let refuse = |row: &MeasuredRow, problem| ExperimentError::refused(row.place.clone(), problem);
         let draft = rows[0].draft().map_err(|problem| refuse(&rows[0], problem))?;
         let case = draft.resolve(source).map_err(flagged)?;
         let prepared = Prepared::new(&case)?;

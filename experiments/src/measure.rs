@@ -257,7 +257,6 @@ fn bit_reversed(n: usize) -> Vec<usize> {
 /// The rows of a run that was stopped.
 fn resumed(file: &Path, setting: &Setting, experiment: &Experiment) -> Result<Vec<MeasuredRow>, ExperimentError> {
     let rows = row::read(file)?;
-    let place = || format!("{}:", file.display());
     let facts = &setting.facts;
     let revision = crate::provenance::REVISION.unwrap_or_default();
     let now = [
@@ -273,7 +272,7 @@ fn resumed(file: &Path, setting: &Setting, experiment: &Experiment) -> Result<Ve
             if row.text(name) != value {
                 let problem =
                     format!("{name} \"{}\", here \"{value}\"; choose another directory with -o", row.text(name));
-                return Err(ExperimentError::refused(format!("{}{}", place(), row.line), problem));
+                return Err(ExperimentError::refused(row.place.clone(), problem));
             }
         }
     }

@@ -218,8 +218,8 @@ pub fn fields(
 /// A row that was read back.
 #[derive(Clone, Debug)]
 pub struct MeasuredRow {
-    /// Line in the file.
-    pub line: u64,
+    /// File and line.
+    pub place: String,
     fields: BTreeMap<String, String>,
 }
 
@@ -240,8 +240,8 @@ pub fn read(file: &Path) -> Result<Vec<MeasuredRow>, ExperimentError> {
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.map_err(|error| fail(error.to_string()))?;
-        let line = record.position().map_or(0, csv::Position::line);
-        rows.push(MeasuredRow { line, fields: names.iter().cloned().zip(record.iter().map(str::to_owned)).collect() });
+        let place = format!("{}:{}", file.display(), record.position().map_or(0, csv::Position::line));
+        rows.push(MeasuredRow { place, fields: names.iter().cloned().zip(record.iter().map(str::to_owned)).collect() });
     }
     Ok(rows)
 }
@@ -310,7 +310,10 @@ impl MeasuredRow {
             split: Some(self.split()?.to_string()),
             protocol: Some(crate::cli::ProtocolArg::Fair),
             baseline: self.text("form") == "unfused",
-            seed: self.text("seed").parse().unwrap_or_default(),
+            seed: self
+                .text("seed")
+                .parse()
+                .map_err(|_| format!("seed = \"{}\", allowed: a whole number", self.text("seed")))?,
             noise: false,
             execution: Execution::Folded,
             clock: Some(clock),

@@ -58,8 +58,16 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
     let split = prepared.split(&case)?;
     let run = prepared.timeline(&split)?;
     let refuse = |error: io::Error| ExperimentError::write(&args.output, error);
-    let mut writer = BufWriter::new(File::create(&args.output).map_err(refuse)?);
     let title = format!("{case}, {split}");
+    if write(&title, &prepared, &run, &filter, &mut io::sink()).map_err(refuse)?.tasks == 0 {
+        let simulated = prepared.simulation.compiled().program_of.len();
+        let problem = format!(
+            "keep none of the tasks: {simulated} ranks are simulated (all with --execution full), the run ends at {:.2} us",
+            run.end as f64 / 1e6
+        );
+        return Err(ExperimentError::refused("--ranks, --roles, --from-us, --to-us", problem));
+    }
+    let mut writer = BufWriter::new(File::create(&args.output).map_err(refuse)?);
     let kept = write(&title, &prepared, &run, &filter, &mut writer).and_then(|kept| writer.flush().map(|()| kept));
     let kept = kept.map_err(refuse)?;
 
