@@ -66,6 +66,18 @@ fn some<T>(call: &'static str, what: &str, pointer: *mut T) -> Result<*mut T, Tr
 }
 
 impl Device {
+    /// A completion queue with room for `depth` entries; who asked for it destroys it before the device.
+    ///
+    /// # Errors
+    /// [`TransportError::Call`].
+    pub fn completion_queue(&self, depth: u32) -> Result<*mut ffi::ibv_cq, TransportError> {
+        let none = std::ptr::null_mut();
+        // SAFETY: the context is open as long as the device lives.
+        some("ibv_create_cq", &format!("{depth} entries"), unsafe {
+            (self.library.ibv_create_cq)(self.context, depth as c_int, none, std::ptr::null_mut(), 0)
+        })
+    }
+
     /// Opens the device that the configuration names and registers the segment.
     ///
     /// # Errors

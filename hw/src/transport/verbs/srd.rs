@@ -138,14 +138,7 @@ impl Endpoint {
     fn new(device: Arc<Device>, config: &VerbsConfig, create: CreateQp, proxies: u16) -> Result<Self, TransportError> {
         let count = config.queue_pairs.max(1);
         let depth = (u32::from(count) * (config.send_depth + config.receive_depth)).max(16);
-        // SAFETY: the context is open as long as the device lives, which this endpoint holds.
-        let completions = unsafe {
-            let none = std::ptr::null_mut();
-            (device.library.ibv_create_cq)(device.context, depth as c_int, none, std::ptr::null_mut(), 0)
-        };
-        if completions.is_null() {
-            return Err(failed("ibv_create_cq", format!("{depth} entries"), std::io::Error::last_os_error()));
-        }
+        let completions = device.completion_queue(depth)?;
         let mut endpoint = Self {
             device,
             config: config.clone(),
