@@ -146,10 +146,10 @@ impl Flags {
         self.horizon = if all { u32::MAX } else { 0 };
     }
 
-    /// Whether a flag has reached a level.
+    /// Whether a flag of the rank whose flags begin at `flag0` has reached a level.
     #[inline]
-    pub fn is_met(&self, rank: usize, flag: u32, level: u32, now: u64) -> bool {
-        let state = &self.state[rank * self.per_rank + flag as usize];
+    pub fn is_met(&self, flag0: usize, flag: u32, level: u32, now: u64) -> bool {
+        let state = &self.state[flag0 + flag as usize];
         if state.left == 0 {
             return state.ready_at <= now;
         }
@@ -213,8 +213,10 @@ impl<'a> Engine<'a> {
         if gpu >= self.gpus {
             gpu -= self.gpus;
         }
-        let latency = if signal.remote { self.flag_remote } else { self.flag_local };
-        let latency = self.flag_latency(h.rank, latency);
+        let mut latency = if signal.remote { self.flag_remote } else { self.flag_local };
+        if self.c.noise.is_some() {
+            latency = self.flag_latency(h.rank, latency);
+        }
         let visible = self.s.timers.now + latency + nth as u64 * self.c.times.signal;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
     }
@@ -294,16 +296,26 @@ impl<'a> Engine<'a> {
     }
 
     /// Flags at the beginning of a span that are met.
-    #[inline]
     pub(super) fn reach(&mut self, h: &Here<'a>, span: u32) -> u32 {
         let run = &h.program.spans[span as usize];
+        let (flags, now) = (&self.s.flags, self.s.timers.now);
         let state = &mut self.s.spans[h.span0 + span as usize];
-        while state.reached < run.count
-            && self.s.flags.is_met(h.rank, run.at(state.reached), run.level, self.s.timers.now)
-        {
+        while state.reached < run.count && flags.is_met(h.flag0, run.at(state.reached), run.level, now) {
             state.reached += 1;
         }
         state.reached
+    }
+
+    /// Whether all that a wait is for is there.
+    #[inline]
+    pub(super) fn is_met(&mut self, h: &Here<'a>, wait: &WaitC) -> bool {
+        if wait.on & SPAN == 0 {
+            return self.s.flags.is_met(h.flag0, wait.on, wait.level, self.s.timers.now);
+        }
+        let span = wait.on & !SPAN;
+        let count = h.program.spans[span as usize].count;
+        // Most look at a span that is complete.
+        self.s.spans[h.span0 + span as usize].reached == count || self.reach(h, span) == count
     }
 
     /// The flag behind what somebody waits, or has waited, for.
@@ -314,18 +326,10 @@ impl<'a> Engine<'a> {
     /// The first of some waits that is not met.
     #[inline]
     pub(super) fn first_unmet(&mut self, h: &Here<'a>, first: u32, count: u8) -> Option<WaitC> {
-        let waits = &h.program.waits[first as usize..first as usize + usize::from(count)];
-        for wait in waits {
-            let met = if wait.on & SPAN == 0 {
-                self.s.flags.is_met(h.rank, wait.on, wait.level, self.s.timers.now)
-            } else {
-                let span = wait.on & !SPAN;
-                self.reach(h, span) == h.program.spans[span as usize].count
-            };
-            if !met {
-                return Some(*wait);
-            }
+        if count == 0 {
+            return None;
         }
-        None
+        let waits = &h.program.waits[first as usize..first as usize + usize::from(count)];
+        waits.iter().find(|wait| !self.is_met(h, wait)).copied()
     }
 }

@@ -366,16 +366,14 @@ impl<'a> Engine<'a> {
         let (mut limit, mut blocked) = (steps, None);
         let first = (task.wait0 + u32::from(task.waits[0])) as usize;
         for wait in &h.program.waits[first..first + usize::from(task.waits[1])] {
-            let (unmet, count) = if wait.on & SPAN == 0 {
-                let met = self.s.flags.is_met(h.rank, wait.on, wait.level, self.s.timers.now);
-                (u32::from(met), 1)
-            } else {
-                (self.reach(h, wait.on & !SPAN), h.program.spans[(wait.on & !SPAN) as usize].count)
-            };
+            if self.is_met(h, wait) {
+                continue;
+            }
+            let run = h.program.awaited(wait);
+            let unmet = if wait.on & SPAN == 0 { 0 } else { self.reach(h, wait.on & !SPAN) };
             // Step s needs flag floor(s * count / steps): flag i is first needed by step ceil(i * steps / count).
-            let needed_by = (u64::from(unmet) * u64::from(steps)).div_ceil(u64::from(count)) as u32;
-            if unmet < count && needed_by < limit {
-                let run = h.program.awaited(wait);
+            let needed_by = (u64::from(unmet) * u64::from(steps)).div_ceil(u64::from(run.count)) as u32;
+            if needed_by < limit {
                 (limit, blocked) = (needed_by, Some(WaitC { on: run.at(unmet), level: run.level }));
             }
         }
