@@ -366,7 +366,7 @@ impl<'a> Engine<'a> {
         let (mut limit, mut blocked) = (steps, None);
         let first = (task.wait0 + u32::from(task.waits[0])) as usize;
         for wait in &h.program.waits[first..first + usize::from(task.waits[1])] {
-            if self.is_met(h, wait) {
+            if self.is_met(h, *wait) {
                 continue;
             }
             let run = h.program.awaited(wait);
