@@ -57,6 +57,7 @@ use crate::plan::{Case, Draft, Source, SplitChoice};
 use crate::row::Outcome;
 use axes::{Axes, Splits, grid_splits, placed};
 use claims::{claims_something, expectations, filter, number_column, share};
+use std::collections::BTreeSet;
 use std::path::Path;
 use tilewire_kernels::{OptionSet, RoleSplit};
 use tilewire_sim::Execution;
@@ -70,6 +71,9 @@ const MAX_REPLICATES: u64 = 10_000;
 
 /// Seeds at most, so that every replicate has one of its own.
 const MAX_SEED: u64 = u64::MAX - MAX_REPLICATES;
+
+/// Values that a refusal names at most.
+const MAX_NAMED: usize = 16;
 
 /// A question and its points.
 pub struct Experiment {
@@ -213,6 +217,9 @@ impl Experiment {
         };
         claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
         table.finish()?;
+        if hypothesis.than == Some(hypothesis.of) {
+            return Err(node.refuse("`of` and `than` are the same point, whose ratio is 1 whatever is predicted"));
+        }
         Ok(hypothesis)
     }
 
@@ -239,24 +246,34 @@ impl Experiment {
                 node.refuse(format!("{name} is known only after a run; allowed: {}", columns[..known].join(", ")))
             );
         }
-        let matches: Vec<usize> = self
+        let rows: Vec<Vec<String>> = self
             .cases()
-            .enumerate()
-            .filter(|(_, (case, split))| {
-                let split = if let SplitChoice::Fixed(split) = split { *split } else { RoleSplit::default() };
-                let fields = crate::row::fields(case, &Outcome::Failed(split, String::new()));
-                filter.iter().all(|(name, value)| place(name).is_some_and(|place| fields[place] == *value))
+            .map(|(case, split)| {
+                let split = if let SplitChoice::Fixed(split) = split { split } else { RoleSplit::default() };
+                crate::row::fields(case, &Outcome::Failed(split, String::new()))
             })
-            .map(|(index, _)| index)
             .collect();
-        match matches[..] {
-            [index] => Ok(index),
-            _ => Err(node.refuse(format!(
-                "matches {} of {} points, allowed: one; name more columns or other values",
-                matches.len(),
-                self.points()
-            ))),
+        let field = |row: usize, name: &str| rows[row][place(name).expect("checked above")].as_str();
+        let mut matches: Vec<usize> = (0..rows.len()).collect();
+        for (name, value) in &filter {
+            let values: BTreeSet<&str> = matches.iter().map(|&row| field(row, name)).collect();
+            if !values.contains(value.as_str()) {
+                let values: Vec<&str> = values.into_iter().take(MAX_NAMED).collect();
+                return Err(node.refuse(format!("no point has {name} = {value}, allowed here: {}", values.join(", "))));
+            }
+            matches.retain(|&row| field(row, name) == value);
         }
+        if let [index] = matches[..] {
+            return Ok(index);
+        }
+        let differ = |&column: &usize| matches.iter().any(|&row| rows[row][column] != rows[matches[0]][column]);
+        let differing: Vec<&str> = (0..known).filter(differ).map(|column| columns[column].as_str()).collect();
+        Err(node.refuse(format!(
+            "matches {} of {} points, allowed: one; these columns tell them apart: {}",
+            matches.len(),
+            rows.len(),
+            differing.join(", ")
+        )))
     }
 
     /// Number of points.
