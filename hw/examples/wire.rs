@@ -234,8 +234,7 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
     let mut wires = wires(session, keys, &segments).inspect_err(|error| session.abort(&error.to_string()))?;
     let segment = segments[me as usize].clone().ok_or_else(|| failed("no own segment"))?;
     let patience = Duration::from_secs(keys.number("patience_s", 20).map_err(failed)?);
-    let mut pair =
-        Pair { session, segment: &segment, data, transport: wires.transports[0].as_mut(), peer, patience, polls: 0 };
+    let mut pair = Pair::new(session, &segment, data, wires.transports[0].as_mut(), peer, patience);
     session.barrier()?;
     let result: Result<String, HostError> = (|| {
         if what == "rounds" {
@@ -257,16 +256,17 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
         let median = times[times.len() / 2];
         session.barrier()?;
         let mut text = format!("latency_us {median:.2}");
-        let rate = pair.bandwidth(1 << 20, keys.number("writes", 200).map_err(failed)?, 1)?;
+        let writes: u64 = keys.number("writes", 200).map_err(failed)?;
+        let time_s = pair.stream(1 << 20, writes, 1, u64::MAX)?;
         session.barrier()?;
-        let _ = write!(text, " bandwidth_1048576_mib_s {:.2}", rate / f64::from(1 << 20));
+        let _ = write!(text, " bandwidth_1048576_mib_s {:.2}", writes as f64 / time_s);
         Ok(text)
     })();
     match result {
         Ok(text) => {
             let lines = session.exchange(text.as_bytes())?;
             if me == 0 {
-                println!("{what} over {}: {}", pair.transport.name(), String::from_utf8_lossy(&lines[0]));
+                println!("{what} over {}: {}", pair.transport(), String::from_utf8_lossy(&lines[0]));
             }
             session.barrier()?;
             Ok(())

@@ -6,6 +6,7 @@ mod small;
 
 mod bootstrap;
 mod double;
+mod exercise;
 mod faults;
 mod unordered;
 mod values;
