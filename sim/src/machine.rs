@@ -332,6 +332,9 @@ pub struct Machine {
     pub fabric: Fabric,
     /// `nvlink`, or `hbm` when peers are emulated in the own memory.
     pub peer_path: PeerPath,
+    /// Whether its nodes are GPUs of one host and its network is a pace that the sender keeps. Such machines are named for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub emulated: bool,
     /// How the power limit slows the chip.
     #[serde(default)]
     pub power_limit: PowerLimit,
