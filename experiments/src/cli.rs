@@ -47,6 +47,8 @@ pub enum Command {
     Calibrate(CalibrateArgs),
     /// Put predictions beside measured rows: errors, plots, cost of the recommended split.
     Compare(CompareArgs),
+    /// Put an output directory into one HTML page: plots, tables and what they were made from.
+    Report(ReportArgs),
     /// Say what this machine has, and what each missing part disables.
     Doctor(DoctorArgs),
 }
@@ -422,13 +424,13 @@ pub struct CompareArgs {
     #[arg(short, long, value_name = "DIR", default_value = "out/compare")]
     pub output: PathBuf,
     /// Exit with 3 when the median error is larger.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_median: Option<f64>,
     /// Exit with 3 when the 95th percentile of the error is larger.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_p95: Option<f64>,
     /// Exit with 3 when the recommended split costs more, beyond the best measured one, in the median over shapes.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_split_cost: Option<f64>,
     /// Threads; 0 for one per core. Results do not depend on it.
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
@@ -439,6 +441,17 @@ pub struct CompareArgs {
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `report`.
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// Directory that other commands wrote, or one that holds such directories.
+    #[arg(value_name = "DIR", default_value = "out")]
+    pub folder: PathBuf,
+    /// The page [default: DIR/report.html].
+    #[arg(short, long, value_name = "FILE.html")]
+    pub output: Option<PathBuf>,
 }
 
 /// `tune`.

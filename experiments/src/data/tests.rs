@@ -1,6 +1,11 @@
 //! The embedded directory is sound, and broken copies of it are refused in one line.
 
+use super::table::Row;
 use super::*;
+use std::collections::BTreeMap;
+use tilewire_kernels::RoleSplit;
+use tilewire_sim::Protocol;
+use tilewire_sim::machine::Kind;
 
 /// A copy of the embedded directory on disk, to be broken.
 fn copy() -> (tempfile::TempDir, Data) {
