@@ -339,7 +339,7 @@ pub struct MeasureArgs {
     /// Where compiled device code is kept [default: tilewire in the user's cache directory].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// What executes: the GPU here, or CPU threads, one process per rank.
+    /// What executes: the GPUs here, one per rank, or CPU threads, one process per rank.
     #[arg(long, value_enum, default_value_t = DeviceArg::Gpu)]
     pub device: DeviceArg,
     /// Ranks that are processes.
@@ -376,7 +376,7 @@ pub struct CalibrateArgs {
 /// What executes a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
-    /// The GPU of this machine.
+    /// The GPUs of this machine.
     Gpu,
     /// CPU threads: proves values and the wire, not speed.
     Host,
@@ -396,13 +396,14 @@ pub enum Carrier {
 /// How ranks that are processes find each other.
 #[derive(Args, Debug)]
 pub struct HostArgs {
-    /// With --device host: start every rank here, without mpirun or srun.
+    /// Start every rank as a process of its own here, without mpirun or srun. On GPUs, ranks are threads of one process
+    /// without it.
     #[arg(long)]
     pub spawn: bool,
     /// With --device host: what carries puts.
     #[arg(long, value_enum, default_value_t = Carrier::Loopback)]
     pub transport: Carrier,
-    /// With --device host: where rank 0 listens.
+    /// Ranks that are processes: where rank 0 listens.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7311")]
     pub address: String,
     /// With --device host: RDMA device of each node, or one for all [default: the first active one].

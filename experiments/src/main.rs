@@ -31,6 +31,7 @@ mod measure_row;
 mod plan;
 mod plot;
 mod predict;
+mod processes;
 mod progress;
 mod provenance;
 mod report;
