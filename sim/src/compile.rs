@@ -940,7 +940,9 @@ impl Compiler<'_> {
             // Nobody to talk to: a copy, unless the result stands where it was.
             return if in_place { 0 } else { transfer(2 * bytes, rate(self.machine.gpu.hbm_gbs.value)) };
         }
-        let library = &self.machine.library;
+        let pair = self.machine.library_pair.as_ref();
+        let is_pair = self.cluster.nodes == 1 && self.cluster.gpus_per_node == 2;
+        let library = pair.filter(|_| is_pair).unwrap_or(&self.machine.library);
         let collective = match kind {
             CollectiveKind::AllGather => &library.all_gather,
             CollectiveKind::ReduceScatter => &library.reduce_scatter,
