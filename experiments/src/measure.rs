@@ -66,6 +66,12 @@ pub struct Options {
 /// # Errors
 /// [`ExperimentError`]; nothing is written when the GPU, the file or a point of it is wrong.
 pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
+    if let Some(given) = args.ranks.given() {
+        return Err(ExperimentError::refused(
+            given,
+            "ranks are processes only with --device host; add it, or leave this away",
+        ));
+    }
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let experiment = Experiment::read(&args.file, &source)?;
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-measured", experiment.name)));
