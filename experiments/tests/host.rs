@@ -121,7 +121,7 @@ fn a_wire_is_calibrated_and_a_run_predicted_from_it() {
     assert_eq!(predicted.lines().count(), 3, "{predicted}");
     // The machine file is one that every command reads.
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewire"));
-    command.args(["predict", "--kernel", "gemm_rs", "--cluster", "2x1-h200-cx7-wire", "--m", "512", "--n", "512"]);
+    command.args(["predict", "--kernel", "gemm_rs", "--cluster", "2x1-h200-cx7-wire", "--m", "512", "--n", "1024"]);
     let output =
         command.args(["--k", "128", "--machine", "out/h200-cx7-wire.toml"]).current_dir(directory.path()).output();
     let output = output.expect("the binary runs");
