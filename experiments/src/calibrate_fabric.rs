@@ -97,7 +97,7 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
 }
 
 fn lost(what: &str, source: impl Into<HostError>) -> ExperimentError {
-    ExperimentError::Host { case: format!("calibrate --fabric, {what}"), source: source.into() }
+    crate::ranks::lost(format!("calibrate --fabric, {what}"), source.into())
 }
 
 fn calibrate(

@@ -47,6 +47,8 @@ pub enum Command {
     Calibrate(CalibrateArgs),
     /// Put predictions beside measured rows: errors, plots, cost of the recommended split.
     Compare(CompareArgs),
+    /// Put an output directory into one HTML page: plots, tables and what they were made from.
+    Report(ReportArgs),
     /// Say what this machine has, and what each missing part disables.
     Doctor(DoctorArgs),
 }
@@ -337,7 +339,7 @@ pub struct MeasureArgs {
     /// Where compiled device code is kept [default: tilewire in the user's cache directory].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// What executes: the GPU here, or CPU threads, one process per rank.
+    /// What executes: the GPUs here, one per rank, or CPU threads, one process per rank.
     #[arg(long, value_enum, default_value_t = DeviceArg::Gpu)]
     pub device: DeviceArg,
     /// Ranks that are processes.
@@ -380,7 +382,7 @@ pub struct CalibrateArgs {
 /// What executes a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
-    /// The GPU of this machine.
+    /// The GPUs of this machine.
     Gpu,
     /// CPU threads: proves values and the wire, not speed.
     Host,
@@ -425,9 +427,10 @@ fn address(text: &str) -> Result<String, String> {
 
 /// Ranks that are processes: who starts them, how they find each other, and what connects them.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Ranks as processes (measure --device host, calibrate --fabric)")]
+#[command(next_help_heading = "Ranks as processes")]
 pub struct RankArgs {
-    /// Start every rank here, without mpirun or srun.
+    /// Start every rank as a process of its own here, without mpirun or srun. On GPUs, ranks are threads of one process
+    /// without it.
     #[arg(long)]
     pub spawn: bool,
     /// What carries puts: loopback; verbs-rc or verbs-srd in builds with the feature rdma.
@@ -447,10 +450,14 @@ pub struct RankArgs {
 impl RankArgs {
     /// The first of these arguments that was given.
     pub fn given(&self) -> Option<&'static str> {
+        let given = [("--spawn", self.spawn), ("--address", self.address.is_some())];
+        given.into_iter().find(|(_, given)| *given).map(|(name, _)| name).or_else(|| self.given_of_wire())
+    }
+
+    /// The first argument about NICs that was given.
+    pub fn given_of_wire(&self) -> Option<&'static str> {
         let given = [
-            ("--spawn", self.spawn),
             ("--transport", self.transport != Carrier::Loopback),
-            ("--address", self.address.is_some()),
             ("--nics", !self.nics.is_empty()),
             ("--proxies", self.proxies.is_some()),
         ];
@@ -468,13 +475,13 @@ pub struct CompareArgs {
     #[arg(short, long, value_name = "DIR", default_value = "out/compare")]
     pub output: PathBuf,
     /// Exit with 3 when the median error is larger.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_median: Option<f64>,
     /// Exit with 3 when the 95th percentile of the error is larger.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_p95: Option<f64>,
     /// Exit with 3 when the recommended split costs more, beyond the best measured one, in the median over shapes.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_split_cost: Option<f64>,
     /// Threads; 0 for one per core. Results do not depend on it.
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
@@ -485,6 +492,17 @@ pub struct CompareArgs {
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `report`.
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// Directory that other commands wrote, or one that holds such directories.
+    #[arg(value_name = "DIR", default_value = "out")]
+    pub folder: PathBuf,
+    /// The page [default: DIR/report.html].
+    #[arg(short, long, value_name = "FILE.html")]
+    pub output: Option<PathBuf>,
 }
 
 /// `tune`.

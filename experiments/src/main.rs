@@ -35,6 +35,7 @@ mod predict;
 mod progress;
 mod provenance;
 mod ranks;
+mod report;
 mod row;
 mod scale;
 mod schedule;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) if args.fabric => calibrate_fabric::run(args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
     match result.and_then(|text| print(&text)) {

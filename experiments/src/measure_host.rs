@@ -11,7 +11,7 @@ use crate::measure_row::today;
 use crate::plan::{Case, Source};
 use crate::progress;
 use crate::provenance::{ExperimentText, Output, REVISION};
-use crate::ranks::{Part, proxies, take_part, wire, writable};
+use crate::ranks::{Part, lost, proxies, take_part, wire, writable};
 use crate::table::Table;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -63,10 +63,6 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         _ => Vec::new(),
     };
     rank(args, &Run { experiment: &experiment, source: &source, jobs: &jobs, root: &root }, known, &session)
-}
-
-fn lost(case: impl Into<String>, source: HostError) -> ExperimentError {
-    ExperimentError::Host { case: case.into(), source }
 }
 
 fn job<'a>(group: &'a Group, args: &MeasureArgs) -> Result<Job<'a>, ExperimentError> {

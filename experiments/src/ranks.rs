@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use tilewire_hw::bootstrap::{BootstrapError, Join, Place, Session, VERSION, fresh_secret, place};
-use tilewire_hw::host::Wire;
+use tilewire_hw::host::{HostError, Wire};
 use tilewire_kernels::Cluster;
 use tilewire_sim::Machine;
 
@@ -36,27 +36,31 @@ pub fn take_part(
     what: &str,
     ready: impl FnOnce() -> Result<(), ExperimentError>,
 ) -> Result<Part, ExperimentError> {
-    let at_launcher = |error: BootstrapError| ExperimentError::refused("launcher", error.to_string());
-    let place = place(|name| std::env::var(name).ok()).map_err(at_launcher)?;
+    let place = launched(cluster.ranks())?;
     check_nics(args, cluster)?;
     let Some(place) = place else {
         if args.spawn {
             ready()?;
-            return spawn(args, cluster.ranks());
+            return spawn(args, cluster.ranks()).map(|()| Part::Parent);
         }
         let problem = "no launcher started this process; use mpirun or srun, or add --spawn";
         return Err(ExperimentError::refused(what, problem));
     };
-    if place.ranks as usize != cluster.ranks() {
-        let problem = format!("{} processes, the cluster {cluster} has {}", place.ranks, cluster.ranks());
+    join(args, place).map(Part::Rank)
+}
+
+/// The rank that a launcher gave this process, of as many as asked for; none without a launcher.
+///
+/// # Errors
+/// [`ExperimentError::Refused`] for half a place, or another number of ranks.
+pub fn launched(ranks: usize) -> Result<Option<Place>, ExperimentError> {
+    let at_launcher = |error: BootstrapError| ExperimentError::refused("launcher", error.to_string());
+    let Some(place) = place(|name| std::env::var(name).ok()).map_err(at_launcher)? else { return Ok(None) };
+    if place.ranks as usize != ranks {
+        let problem = format!("{} processes, the experiment's cluster has {ranks} ranks", place.ranks);
         return Err(ExperimentError::refused("launcher", problem));
     }
-    let session = Session::join(&join(args, place)?)
-        .map_err(|error| ExperimentError::Host { case: "joining".to_owned(), source: error.into() })?;
-    for refused in &session.refused {
-        eprintln!("refused a connection: {refused}");
-    }
-    Ok(Part::Rank(session))
+    Ok(Some(place))
 }
 
 /// Refuses names of NICs that cannot be meant.
@@ -170,22 +174,40 @@ pub fn writable(root: &Path) -> Result<(), ExperimentError> {
         .map_err(|error| ExperimentError::write(root, error))
 }
 
-fn join(args: &RankArgs, place: Place) -> Result<Join, ExperimentError> {
+/// Comes to the other ranks.
+///
+/// # Errors
+/// [`ExperimentError::Refused`] without a secret, [`ExperimentError::Host`] when they do not come together.
+pub fn join(args: &RankArgs, place: Place) -> Result<Session, ExperimentError> {
     let secret = std::env::var(SECRET)
         .map_err(|_| ExperimentError::refused(SECRET, "not set; give every rank the same words of your choice"))?;
     let address = std::env::var(ADDRESS).ok().or_else(|| args.address.clone());
-    Ok(Join {
+    let join = Join {
         place,
         address: address.unwrap_or_else(|| LISTEN.to_owned()),
         secret,
         patience: Duration::from_secs(120),
         silence: Duration::from_secs(60),
         version: VERSION,
-    })
+    };
+    let session = Session::join(&join).map_err(|error| lost("joining", error.into()))?;
+    for refused in &session.refused {
+        eprintln!("refused a connection: {refused}");
+    }
+    Ok(session)
+}
+
+/// What the backend of ranks that are processes says.
+pub fn lost(case: impl Into<String>, source: HostError) -> ExperimentError {
+    ExperimentError::Host { case: case.into(), source }
 }
 
 /// Starts this command once for each rank, and waits for all.
-fn spawn(args: &RankArgs, ranks: usize) -> Result<Part, ExperimentError> {
+///
+/// # Errors
+/// [`ExperimentError::Refused`] for an address where nobody can listen, [`ExperimentError::Ranks`] that names every rank
+/// that did not end well.
+pub fn spawn(args: &RankArgs, ranks: usize) -> Result<(), ExperimentError> {
     let failed = |error: std::io::Error| ExperimentError::refused("--spawn", error.to_string());
     let address = args.address.as_deref();
     // Free now; whoever takes it before rank 0 does makes the run fail, not go wrong.
@@ -214,7 +236,7 @@ fn spawn(args: &RankArgs, ranks: usize) -> Result<Part, ExperimentError> {
         }
     }
     if bad.is_empty() {
-        return Ok(Part::Parent);
+        return Ok(());
     }
     // Ranks that only learned of the failure of another end with 3.
     let cause = bad.iter().filter_map(|(code, _)| *code).find(|&code| code != 3).unwrap_or(3);
