@@ -444,15 +444,58 @@ struct Where {
 /// Everything that a cost depends on, by op.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum CostKey {
-    Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
-    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
-    Merge { bytes: u64 },
-    Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
-    Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
-    Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
+    Gemm {
+        tile: [u16; 3],
+        steps: u32,
+        step_flags: u32,
+        misses: [u64; 2],
+        main_loop: MainLoop,
+        drain: Drain,
+        outs: SmallVec<[Where; 2]>,
+    },
+    Attention {
+        tile: [u16; 2],
+        steps: u32,
+        head_dim: u32,
+        bytes: u64,
+        written: u64,
+        main_loop: MainLoop,
+    },
+    Merge {
+        bytes: u64,
+    },
+    Copy {
+        src: Where,
+        dsts: SmallVec<[Where; 2]>,
+        engine: Engine,
+        in_flight: u32,
+        overlap: bool,
+        lanes: u32,
+    },
+    Gather {
+        local: u32,
+        remote: u32,
+        row_bytes: u32,
+        zero: u32,
+        in_flight: u16,
+        overlap: bool,
+    },
+    Reduce {
+        inputs: SmallVec<[Where; 4]>,
+        outputs: SmallVec<[Where; 2]>,
+        in_flight: u32,
+        lanes: u32,
+    },
     Put,
-    Collective { kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32 },
-    Fill { dst: Where },
+    Collective {
+        kind: CollectiveKind,
+        bytes: u64,
+        in_place: bool,
+        ctas: u32,
+    },
+    Fill {
+        dst: Where,
+    },
     Sync,
 }
 
@@ -697,7 +740,7 @@ impl Compiler<'_> {
                 }
                 simple(Work::Put, forms)
             }
-            CostKey::Gemm { tile, steps, misses, main_loop, drain, outs } => {
+            CostKey::Gemm { tile, steps, step_flags, misses, main_loop, drain, outs } => {
                 let gemm = &machine.gemm[loop_name(*main_loop)];
                 let [bm, bn, bk] = tile.map(u64::from);
                 let step = (2.0 * (bm * bn * bk) as f64 / gemm.sm_tflops.value).round() as u64;
@@ -729,6 +772,8 @@ impl Compiler<'_> {
                             form.deferred = self.tile_out(outs, (0, deferred_ps), local, |_, _| true);
                         }
                     }
+                    // Alone, the compute role waits for no flags that others raise.
+                    forms[0].fixed += u64::from(*step_flags) * ps_from_ns(interpreter.step_flag_ns.value);
                     // The interpreter runs a tile without its arithmetic as it runs any task.
                     forms[2] = Cost { out: remote, crowd: 0, ..self.one_flow(&Loads::new(), self.task_ps())[2] };
                 }
@@ -1317,7 +1362,15 @@ fn cost_key(
             let misses = [panels.fetch(a.buffer.0, a.offset, a.bytes()), panels.fetch(b.buffer.0, b.offset, b.bytes())];
             panels.next_tile();
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
-            CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
+            CostKey::Gemm {
+                tile: *tile,
+                steps: task.op.steps(),
+                step_flags: task.waits.iter().filter(|wait| wait.gate == Gate::KStep).map(|wait| wait.count).sum(),
+                misses,
+                main_loop: *main_loop,
+                drain: *drain,
+                outs,
+            }
         }
         Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
             let misses = panels.fetch(k.buffer.0, k.offset, k.bytes()) + panels.fetch(v.buffer.0, v.offset, v.bytes());

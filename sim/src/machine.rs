@@ -132,6 +132,8 @@ section! {
         signal_ns,
         /// Of a gather, to look up a row and start its copy: one thread does it, row after row.
         gather_row_ns,
+        /// What a flag that gates a k step adds to a tile's main loop, met or not: the loader looks before it fetches.
+        step_flag_ns,
         /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
         store_steps,
         /// From the last store of such an output until it is visible.
