@@ -64,7 +64,7 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
             let experiment = Experiment::new(name.into(), &Document::new(format!("{name}.toml"), text), &source, 0)?;
             let options = measure::Options { cache: args.cache.clone(), budget_s: None, unchecked: false };
             let root = args.output.join(name);
-            measure::execute(&experiment, &source, &root, &options)?;
+            measure::execute(&experiment, &source, &root, &options, None)?;
             files.push(root.join("rows.csv"));
         }
     }

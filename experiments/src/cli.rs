@@ -47,6 +47,8 @@ pub enum Command {
     Calibrate(CalibrateArgs),
     /// Put predictions beside measured rows: errors, plots, cost of the recommended split.
     Compare(CompareArgs),
+    /// Put an output directory into one HTML page: plots, tables and what they were made from.
+    Report(ReportArgs),
     /// Say what this machine has, and what each missing part disables.
     Doctor(DoctorArgs),
 }
@@ -337,7 +339,7 @@ pub struct MeasureArgs {
     /// Where compiled device code is kept [default: tilewire in the user's cache directory].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// What executes: the GPU here, or CPU threads, one process per rank.
+    /// What executes: the GPUs here, one per rank, or CPU threads, one process per rank.
     #[arg(long, value_enum, default_value_t = DeviceArg::Gpu)]
     pub device: DeviceArg,
     /// Ranks that are processes.
@@ -374,7 +376,7 @@ pub struct CalibrateArgs {
 /// What executes a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
-    /// The GPU of this machine.
+    /// The GPUs of this machine.
     Gpu,
     /// CPU threads: proves values and the wire, not speed.
     Host,
@@ -394,13 +396,14 @@ pub enum Carrier {
 /// How ranks that are processes find each other.
 #[derive(Args, Debug)]
 pub struct HostArgs {
-    /// With --device host: start every rank here, without mpirun or srun.
+    /// Start every rank as a process of its own here, without mpirun or srun. On GPUs, ranks are threads of one process
+    /// without it.
     #[arg(long)]
     pub spawn: bool,
     /// With --device host: what carries puts.
     #[arg(long, value_enum, default_value_t = Carrier::Loopback)]
     pub transport: Carrier,
-    /// With --device host: where rank 0 listens.
+    /// Ranks that are processes: where rank 0 listens.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7311")]
     pub address: String,
     /// With --device host: RDMA device of each node, or one for all [default: the first active one].
@@ -421,13 +424,13 @@ pub struct CompareArgs {
     #[arg(short, long, value_name = "DIR", default_value = "out/compare")]
     pub output: PathBuf,
     /// Exit with 3 when the median error is larger.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_median: Option<f64>,
     /// Exit with 3 when the 95th percentile of the error is larger.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_p95: Option<f64>,
     /// Exit with 3 when the recommended split costs more, beyond the best measured one, in the median over shapes.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
     pub max_split_cost: Option<f64>,
     /// Threads; 0 for one per core. Results do not depend on it.
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
@@ -438,6 +441,17 @@ pub struct CompareArgs {
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `report`.
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// Directory that other commands wrote, or one that holds such directories.
+    #[arg(value_name = "DIR", default_value = "out")]
+    pub folder: PathBuf,
+    /// The page [default: DIR/report.html].
+    #[arg(short, long, value_name = "FILE.html")]
+    pub output: Option<PathBuf>,
 }
 
 /// `tune`.

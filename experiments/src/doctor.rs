@@ -134,7 +134,7 @@ fn text(parts: &[Part]) -> String {
             let _ = writeln!(text, "             disables {}", part.without);
         }
     }
-    text += "\npredict, sweep, tune, figures, schedule, trace and check need none of these\n";
+    text += "\nOnly measure and calibrate need any of these\n";
     text
 }
 

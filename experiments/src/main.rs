@@ -31,8 +31,10 @@ mod measure_row;
 mod plan;
 mod plot;
 mod predict;
+mod processes;
 mod progress;
 mod provenance;
+mod report;
 mod row;
 mod scale;
 mod schedule;
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         Command::Measure(args) => measure::run(args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
     match result.and_then(|text| print(&text)) {

@@ -9,24 +9,18 @@ use crate::experiment::{Experiment, Group};
 use crate::measure::{hazards, splits};
 use crate::measure_row::today;
 use crate::plan::Source;
+use crate::processes::{join, launched, lost, spawn};
 use crate::provenance::{ExperimentText, Output, REVISION};
 use crate::table::Table;
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
-use tilewire_hw::bootstrap::{BootstrapError, Join, Place, Session, VERSION, fresh_secret, place};
+use tilewire_hw::bootstrap::Session;
 use tilewire_hw::host::{HostConfig, HostError, RankReport, Setup, Wire, run_rank, share};
 use tilewire_hw::transport::segment::Layout;
 use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
 
 /// Floating-point operations of all ranks together that a point may have: some seconds of scalar arithmetic.
 const MAX_FLOPS: u64 = 4_000_000_000;
-
-/// Secret and address of a run, for processes that one launcher starts.
-const SECRET: &str = "TILEWIRE_SECRET";
-const ADDRESS: &str = "TILEWIRE_ADDRESS";
 
 /// A group that is ready to run.
 struct Job<'a> {
@@ -50,24 +44,15 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         let problem = format!("another cluster than {cluster}; allowed: one cluster, for the ranks are processes");
         return Err(ExperimentError::refused(other.group.case.to_string(), problem));
     }
-    let at_launcher = |error: BootstrapError| ExperimentError::refused("launcher", error.to_string());
-    let Some(place) = place(|name| std::env::var(name).ok()).map_err(at_launcher)? else {
+    let Some(place) = launched(cluster.ranks())? else {
         if args.host.spawn {
             return spawn(cluster.ranks());
         }
         let problem = "no launcher started this process; use mpirun or srun, or add --spawn";
         return Err(ExperimentError::refused("--device host", problem));
     };
-    if place.ranks as usize != cluster.ranks() {
-        let problem = format!("{} processes, the experiment's cluster {cluster} has {}", place.ranks, cluster.ranks());
-        return Err(ExperimentError::refused("launcher", problem));
-    }
-    let session = Session::join(&join(&args.host, place)?).map_err(|error| lost("joining", error.into()))?;
+    let session = join(&args.host, place)?;
     rank(args, &experiment, &source, &jobs, &session)
-}
-
-fn lost(case: impl Into<String>, source: HostError) -> ExperimentError {
-    ExperimentError::Host { case: case.into(), source }
 }
 
 fn job<'a>(group: &'a Group, args: &MeasureArgs) -> Result<Job<'a>, ExperimentError> {
@@ -114,43 +99,6 @@ fn verbs(args: &HostArgs, _node: u16) -> Result<Wire, ExperimentError> {
     let problem =
         format!("{:?} is not in this build; allowed: loopback, or a build with --features rdma", args.transport);
     Err(ExperimentError::refused("--transport", problem))
-}
-
-fn join(args: &HostArgs, place: Place) -> Result<Join, ExperimentError> {
-    let secret = std::env::var(SECRET)
-        .map_err(|_| ExperimentError::refused(SECRET, "not set; give every rank the same words of your choice"))?;
-    Ok(Join {
-        place,
-        address: std::env::var(ADDRESS).unwrap_or_else(|_| args.address.clone()),
-        secret,
-        patience: Duration::from_secs(60),
-        silence: Duration::from_secs(20),
-        version: VERSION,
-    })
-}
-
-/// Starts this command once for each rank, and waits for all.
-fn spawn(ranks: usize) -> Result<String, ExperimentError> {
-    let failed = |error: std::io::Error| ExperimentError::refused("--spawn", error.to_string());
-    // Free now; whoever takes it before rank 0 does makes the run fail, not go wrong.
-    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(failed)?;
-    let secret = std::env::var(SECRET).unwrap_or_else(|_| fresh_secret());
-    let mut children = Vec::new();
-    for rank in 0..ranks {
-        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.args(std::env::args_os().skip(1));
-        command.env(SECRET, &secret).env(ADDRESS, address.to_string());
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-        children.push(command.spawn().map_err(failed)?);
-    }
-    let mut bad = Vec::new();
-    for (rank, mut child) in children.into_iter().enumerate() {
-        let status = child.wait().map_err(failed)?;
-        if !status.success() {
-            bad.push(format!("rank {rank}: {status}"));
-        }
-    }
-    if bad.is_empty() { Ok(String::new()) } else { Err(ExperimentError::Finding(bad.join("; "))) }
 }
 
 /// What a rank runs: every point.

@@ -1,4 +1,4 @@
-//! `measure --device host`: ranks are processes, values are checked, and what cannot run says so.
+//! `measure` with ranks that are processes: values are checked on the host device, and what cannot run says so.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -26,7 +26,10 @@ fn measure(directory: &Path, text: &str, arguments: &[&str], environment: &[(&st
     let file = directory.join("x.toml");
     std::fs::write(&file, text).expect("a file");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewire"));
-    command.arg("measure").arg(&file).args(["--device", "host"]).args(arguments).current_dir(directory);
+    command.arg("measure").arg(&file).args(arguments).current_dir(directory);
+    if !arguments.contains(&"--device") {
+        command.args(["--device", "host"]);
+    }
     for name in ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK", "WORLD_SIZE", "TILEWIRE_SECRET"] {
         command.env_remove(name);
     }
@@ -65,7 +68,7 @@ fn what_cannot_run_is_refused() {
     assert!(text.contains("no launcher started this process; use mpirun or srun, or add --spawn"), "{text}");
     let (code, text) = refused(EXPERIMENT, &[], &[("RANK", "0"), ("WORLD_SIZE", "3")]);
     assert_eq!(code, Some(2), "{text}");
-    assert!(text.contains("3 processes, the experiment's cluster 2x2 has 4"), "{text}");
+    assert!(text.contains("3 processes, the experiment's cluster has 4 ranks"), "{text}");
     let (code, text) = refused(EXPERIMENT, &[], &[("RANK", "0"), ("WORLD_SIZE", "4")]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("TILEWIRE_SECRET"), "{text}");
@@ -77,6 +80,25 @@ fn what_cannot_run_is_refused() {
     let (code, text) = refused(&unordered, &["--spawn"], &[]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("does not order what it relies on"), "{text}");
+}
+
+/// Nodes that GPUs of one host stand for: only machines that say so, in one process, one fabric at a time.
+#[test]
+fn emulated_nodes_that_cannot_be_are_refused() {
+    let emulated =
+        EXPERIMENT.replace("2x2-h200-cx7", "2x1-h200-emulated-ib").replace("compute=1,send=2", "compute=2,send=2");
+    let gpu = ["--device", "gpu"];
+    let real = EXPERIMENT.replace("2x2", "2x1");
+    let two = emulated.replace("\"2x1-h200-emulated-ib\"", "[\"2x1-h200-emulated-ib\", \"2x1-h200-emulated-efa\"]");
+    for (text, arguments, problem) in [
+        (&real, &gpu[..], "allowed: one node, nodes emulated on this host, as in 2x1-h200-emulated-ib"),
+        (&emulated, &["--device", "gpu", "--spawn"], "emulated nodes with ranks that are processes"),
+        (&two, &gpu, "one machine per experiment"),
+    ] {
+        let (code, errors) = refused(text, arguments, &[]);
+        assert_eq!(code, Some(2), "{errors}");
+        assert_eq!(errors.matches(problem).count(), 1, "{errors}");
+    }
 }
 
 /// Without the feature RDMA is refused by name; with it, a machine without a device ends with exit code 4 on the ranks.

@@ -322,7 +322,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::open()?;
     let cubin = std::fs::read(file)?;
     let module = device.load(&cubin)?;
-    let proxy = Proxy::new(device, module, 4)?;
+    let proxy = Proxy::new(device, module, 4, device)?;
     println!("{device:?}, driver {}, copies by {:?}: {:?}", device.driver_version()?, proxy.method, proxy.tried);
     if command == "pace" {
         return Ok(pace(device, module, proxy)?);

@@ -5,7 +5,7 @@
 //!    │
 //!    └─ lower ─▶ Program ─▶ launch: device interpreter on a GPU     ◀── device: driver, NVRTC
 //!                             │  FIFO in host memory                ◀── memory
-//!                             │  cluster: a GPU per rank, peers over NVLink
+//!                             │  cluster: a GPU per rank, peers over NVLink; party: where ranks are processes
 //!                             └▶ proxy: puts by the copy engines
 //!                measure: inputs, comparison with the reference, times; timeline: of every task; reduced: compute or communication alone
 //!                gpu: all of it opened at once
@@ -18,12 +18,14 @@
 pub mod bootstrap;
 pub mod cluster;
 pub mod device;
+mod exported;
 pub mod gpu;
 pub mod host;
 pub mod launch;
 pub mod lower;
 pub mod measure;
 pub mod memory;
+pub mod party;
 pub mod probe;
 pub mod program;
 pub mod proxy;

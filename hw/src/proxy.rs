@@ -196,18 +196,19 @@ fn copy(method: CopyMethod, dst: u64, src: u64, bytes: u64, queue: &Queue) -> Re
 }
 
 impl Proxy {
-    /// A proxy with this many queues. Finds a copy that runs beside a kernel that owns every SM.
+    /// A proxy with this many queues. Finds a copy to the memory of `to`, which may be another GPU, that runs beside a
+    /// kernel that owns every SM.
     ///
     /// # Errors
     /// [`HwError::NoCopyEngine`], [`HwError::Cuda`].
-    pub fn new(device: Device, module: Module, queues: u16) -> Result<Self, HwError> {
+    pub fn new(device: Device, module: Module, queues: u16, to: Device) -> Result<Self, HwError> {
         let queue = |_| {
             Ok(Queue { stream: Stream::new()?, bounce: SharedMemory::new(BOUNCE_BYTES)?, posted: AtomicU32::new(0) })
         };
         let queues = (0..queues.max(1)).map(queue).collect::<Result<Vec<_>, HwError>>()?;
         let mut tried = Vec::new();
         for method in [CopyMethod::Batch, CopyMethod::Matrix, CopyMethod::Plain, CopyMethod::Host] {
-            tried.push((method, time_beside(device, module, method, &queues[0])?));
+            tried.push((method, time_beside(device, module, method, &queues[0], to)?));
         }
         let Some(&(method, _)) = tried.iter().find(|(_, time)| time.is_some()) else {
             return Err(HwError::NoCopyEngine);
@@ -316,19 +317,29 @@ const fn reached(counter: u32, value: u32) -> bool {
     counter.wrapping_sub(value) < 1 << 31
 }
 
-/// How long a copy and a word write take while a kernel owns every SM; none if they do not end before it does.
-fn time_beside(device: Device, module: Module, method: CopyMethod, queue: &Queue) -> Result<Option<Duration>, HwError> {
+/// How long a copy and a word write to the memory of `to` take while a kernel owns every SM of `device`; none if they do
+/// not end before it does.
+fn time_beside(
+    device: Device,
+    module: Module,
+    method: CopyMethod,
+    queue: &Queue,
+    to: Device,
+) -> Result<Option<Duration>, HwError> {
     const BYTES: u64 = 1 << 20;
     const PATIENCE: Duration = Duration::from_millis(40);
     let words = SharedMemory::new(4 * (1 + 2 * device.sms as usize))?;
-    let memory = DeviceMemory::new(2 * BYTES as usize + 256)?;
+    to.make_current()?;
+    let there = DeviceMemory::new(BYTES as usize + 256)?;
+    device.make_current()?;
+    let here = DeviceMemory::new(BYTES as usize)?;
     let holder = module.function("hold_all_sms", 0)?;
     let stream = &queue.stream;
     let blocks = 2 * device.sms;
     let all_begun = || (1..=blocks as usize).all(|block| words.get::<u32>(block) == 1);
     let on = Stream::new()?;
     // Whatever the driver loads at a first use must not wait for the kernel.
-    if copy(method, memory.address, memory.address + BYTES, BYTES, queue).is_err() {
+    if copy(method, there.address, here.address, BYTES, queue).is_err() {
         return Ok(None);
     }
     stream.synchronize()?;
@@ -345,12 +356,8 @@ fn time_beside(device: Device, module: Module, method: CopyMethod, queue: &Queue
     }
     let held = all_begun();
     let begin = Instant::now();
-    let posted = copy(method, memory.address, memory.address + BYTES, BYTES, queue).and_then(|()| {
-        // SAFETY: the word is inside `memory`.
-        check("cuStreamWriteValue32", unsafe {
-            sys::cuStreamWriteValue32_v2(stream.0, memory.address + 2 * BYTES, 1, 0)
-        })
-    });
+    let posted =
+        copy(method, there.address, here.address, BYTES, queue).and_then(|()| write(stream, there.address + BYTES, 1));
     let mut done = None;
     while posted.is_ok() && done.is_none() && begin.elapsed() < PATIENCE {
         done = stream.is_done()?.then(|| begin.elapsed());

@@ -159,9 +159,21 @@ pub struct TaskC {
     pub put: u32,
 }
 
-/// A wait on a run of flags.
+/// A wait on a flag, or on a run of flags.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitC {
+    /// The flag, over all families; with [`SPAN`], an index of [`Program::spans`].
+    pub on: u32,
+    /// Value that the flag must reach.
+    pub level: u32,
+}
+
+/// Marks what is waited for as a span instead of a flag.
+pub const SPAN: u32 = 1 << 30;
+
+/// A run of flags that tasks wait for together, each flag in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SpanC {
     /// First flag, over all families.
     pub flag: u32,
     /// Flags in the run.
@@ -170,6 +182,18 @@ pub struct WaitC {
     pub stride: u32,
     /// Value that each must reach.
     pub level: u32,
+}
+
+impl SpanC {
+    /// A flag of the run.
+    pub const fn at(&self, index: u32) -> u32 {
+        self.flag + index * self.stride
+    }
+
+    /// All its flags.
+    pub fn flags(self) -> impl Iterator<Item = u32> {
+        (0..self.count).map(move |index| self.at(index))
+    }
 }
 
 /// A signal.
@@ -262,6 +286,8 @@ pub struct Program {
     pub tasks: Vec<TaskC>,
     /// Waits.
     pub waits: Vec<WaitC>,
+    /// Runs of two flags or more that tasks wait for, each once.
+    pub spans: Vec<SpanC>,
     /// Signals.
     pub signals: Vec<SignalC>,
     /// Puts.
@@ -276,6 +302,23 @@ pub struct Program {
     pub longest_ps: u64,
     /// Bytes that the rank sends to other nodes, by puts and in collectives.
     pub put_bytes: u64,
+}
+
+impl Program {
+    /// The run of flags that a wait is for; a single flag is a run of one.
+    pub fn awaited(&self, wait: &WaitC) -> SpanC {
+        if wait.on & SPAN == 0 {
+            SpanC { flag: wait.on, count: 1, stride: 0, level: wait.level }
+        } else {
+            self.spans[(wait.on & !SPAN) as usize]
+        }
+    }
+
+    /// All waits of a task.
+    pub fn waits_of(&self, task: &TaskC) -> &[WaitC] {
+        let count: usize = task.waits.iter().map(|&n| usize::from(n)).sum();
+        &self.waits[task.wait0 as usize..task.wait0 as usize + count]
+    }
 }
 
 /// A compiled simulation.
@@ -892,7 +935,9 @@ impl Compiler<'_> {
             // Nobody to talk to: a copy, unless the result stands where it was.
             return if in_place { 0 } else { transfer(2 * bytes, rate(self.machine.gpu.hbm_gbs.value)) };
         }
-        let library = &self.machine.library;
+        let pair = self.machine.library_pair.as_ref();
+        let is_pair = self.cluster.nodes == 1 && self.cluster.gpus_per_node == 2;
+        let library = pair.filter(|_| is_pair).unwrap_or(&self.machine.library);
         let collective = match kind {
             CollectiveKind::AllGather => &library.all_gather,
             CollectiveKind::ReduceScatter => &library.reduce_scatter,
@@ -1174,6 +1219,7 @@ fn compile_rank(
 ) -> Program {
     let mut program = Program::default();
     let mut totals: HashMap<ResourceKind, u128> = HashMap::new();
+    let mut span_of: FastMap<SpanC, u32> = FastMap::default();
     let table = schedule.source.table(rank);
     for (l, launch) in schedule.launches.iter().enumerate() {
         for (r, role) in launch.roles.iter().enumerate() {
@@ -1202,12 +1248,17 @@ fn compile_rank(
                 for (i, gate) in [Gate::Start, Gate::KStep, Gate::Output].into_iter().enumerate() {
                     for wait in task.waits.iter().filter(|w| w.gate == gate) {
                         counts[i] += 1;
-                        program.waits.push(WaitC {
-                            flag: flag(wait.flag),
-                            count: wait.count,
-                            stride: wait.stride,
-                            level: wait.at_least,
-                        });
+                        let (flag, level) = (flag(wait.flag), wait.at_least);
+                        let on = if wait.count == 1 {
+                            flag
+                        } else {
+                            let span = SpanC { flag, count: wait.count, stride: wait.stride, level };
+                            SPAN | *span_of.entry(span).or_insert_with(|| {
+                                program.spans.push(span);
+                                program.spans.len() as u32 - 1
+                            })
+                        };
+                        program.waits.push(WaitC { on, level });
                     }
                 }
                 let signal0 = program.signals.len() as u32;
@@ -1405,10 +1456,11 @@ fn set_countdowns(programs: &mut [Program], schedule: &Schedule, representatives
     }
     for (program, adds) in programs.iter_mut().zip(adds) {
         let mut level = vec![0_u32; flags];
-        for wait in &program.waits {
-            for i in 0..wait.count {
-                let level = &mut level[(wait.flag + i * wait.stride) as usize];
-                *level = if *level == 0 || *level == wait.level { wait.level } else { u32::MAX };
+        let single = program.waits.iter().filter(|wait| wait.on & SPAN == 0).map(|wait| program.awaited(wait));
+        for run in single.chain(program.spans.iter().copied()) {
+            for flag in run.flags() {
+                let level = &mut level[flag as usize];
+                *level = if *level == 0 || *level == run.level { run.level } else { u32::MAX };
             }
         }
         for (level, adds) in level.iter_mut().zip(adds) {

@@ -320,6 +320,27 @@ pub struct Library {
     pub all_to_all: Collective,
 }
 
+impl Library {
+    fn collectives(&self) -> [(&'static str, &Collective); 4] {
+        [
+            ("all_gather", &self.all_gather),
+            ("reduce_scatter", &self.reduce_scatter),
+            ("all_reduce", &self.all_reduce),
+            ("all_to_all", &self.all_to_all),
+        ]
+    }
+
+    fn collective_mut(&mut self, name: &str) -> Option<&mut dyn Section> {
+        Some(match name {
+            "all_gather" => &mut self.all_gather,
+            "reduce_scatter" => &mut self.reduce_scatter,
+            "all_reduce" => &mut self.all_reduce,
+            "all_to_all" => &mut self.all_to_all,
+            _ => return None,
+        })
+    }
+}
+
 /// A machine: GPUs, their node, and the network between nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -332,6 +353,9 @@ pub struct Machine {
     pub fabric: Fabric,
     /// `nvlink`, or `hbm` when peers are emulated in the own memory.
     pub peer_path: PeerPath,
+    /// Whether its nodes are GPUs of one host and its network is a pace that the sender keeps. Such machines are named for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub emulated: bool,
     /// How the power limit slows the chip.
     #[serde(default)]
     pub power_limit: PowerLimit,
@@ -362,6 +386,10 @@ pub struct Machine {
     pub noise: Noise,
     /// Baselines.
     pub library: Library,
+    /// Collectives between the two GPUs of a node that has no more, where they are another matter: the library gives
+    /// them fewer channels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub library_pair: Option<Library>,
 }
 
 /// Where the bytes between GPUs of a node go.
@@ -477,11 +505,11 @@ impl Machine {
             ("network".into(), &self.network),
             ("launch".into(), &self.launch),
             ("noise".into(), &self.noise),
-            ("library.all_gather".into(), &self.library.all_gather),
-            ("library.reduce_scatter".into(), &self.library.reduce_scatter),
-            ("library.all_reduce".into(), &self.library.all_reduce),
-            ("library.all_to_all".into(), &self.library.all_to_all),
         ]);
+        for (prefix, library) in [("library", Some(&self.library)), ("library_pair", self.library_pair.as_ref())] {
+            let named = |(name, collective)| (format!("{prefix}.{name}"), collective as &dyn Section);
+            sections.extend(library.into_iter().flat_map(Library::collectives).map(named));
+        }
         sections
     }
 
@@ -500,16 +528,14 @@ impl Machine {
             "network" => &mut self.network,
             "launch" => &mut self.launch,
             "noise" => &mut self.noise,
-            "library.all_gather" => &mut self.library.all_gather,
-            "library.reduce_scatter" => &mut self.library.reduce_scatter,
-            "library.all_reduce" => &mut self.library.all_reduce,
-            "library.all_to_all" => &mut self.library.all_to_all,
             _ => {
                 let (kind, name) = prefix.split_once('.').unwrap_or((prefix, ""));
                 let section = match kind {
                     "interpreter" => self.interpreter.as_mut().map(|s| s as &mut dyn Section),
                     "gemm" => self.gemm.get_mut(name).map(|s| s as &mut dyn Section),
                     "attention" => self.attention.get_mut(name).map(|s| s as &mut dyn Section),
+                    "library" => self.library.collective_mut(name),
+                    "library_pair" => self.library_pair.as_mut().and_then(|library| library.collective_mut(name)),
                     _ => None,
                 };
                 match section {

@@ -103,6 +103,15 @@ pub enum Order {
     Unordered,
 }
 
+/// How receivers learn of the puts of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// What the transport orders.
+    pub order: Order,
+    /// Whether an immediate replaces what the schedule publishes by a write on the same queue.
+    pub by_immediates: bool,
+}
+
 /// What happened since a transport was last asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {

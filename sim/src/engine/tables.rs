@@ -55,6 +55,8 @@ pub(super) struct Tables {
     pub families: usize,
     pub classes: usize,
     pub flags: usize,
+    /// Spans of the program that has most.
+    pub spans: usize,
     pub compute_only: bool,
 }
 
@@ -108,6 +110,7 @@ impl Tables {
         self.launches = c.launches.len();
         self.families = c.dropped.len();
         self.classes = c.classes.len();
+        self.spans = c.programs.iter().map(|p| p.spans.len()).max().unwrap_or(0);
         self.flags = c.family_base[c.family_base.len() - 1] as usize;
     }
 

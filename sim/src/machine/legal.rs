@@ -75,6 +75,13 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Machine, MachineError> {
         let message = format!("name = \"{}\", allowed: letters, digits, - and _", machine.name.escape_debug());
         return Err(MachineError::Parse { place: at("name"), message });
     }
+    if machine.emulated != machine.name.contains("-emulated-") {
+        let message = format!(
+            "name = \"{}\" with emulated = {}, allowed: -emulated- in the name of such machines and of no others",
+            machine.name, machine.emulated
+        );
+        return Err(MachineError::Parse { place: at("name"), message });
+    }
     for (kind, names) in
         [("gemm", machine.gemm.keys().collect::<Vec<_>>()), ("attention", machine.attention.keys().collect::<Vec<_>>())]
     {

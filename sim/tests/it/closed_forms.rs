@@ -4,7 +4,7 @@
 
 use crate::support::*;
 use tilewire_kernels::schedule::{At, Claim, CollectiveKind, CtaCount, Drain, Gate, Op, Role, Signal, Wait};
-use tilewire_kernels::{Fabric, RoleKind, Task};
+use tilewire_kernels::{Cluster, Fabric, RoleKind, Task};
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::engine;
 
@@ -369,6 +369,26 @@ fn a_collective_begins_when_the_last_rank_has_come() {
     // One CTA drives an eighth of the library's channels: 12.5 GB/s, 60 us.
     let machine = with(ib(), &[("library.all_gather.fill_us", 0.0)]);
     assert_eq!(simulate(&toy, &machine, split(0, 0, 0, 0)).rank_ends, [(3 + 21 + 1 + 10 + 60) * US; 4]);
+}
+
+#[test]
+fn two_gpus_alone_have_collectives_of_their_own() {
+    // 10 us + 1,000,000 B x (G - 1)/G / 100 GB/s, driven by one of eight CTAs; between a pair 7 us instead of 10.
+    let once = Role { ctas: CtaCount::Fixed(1), ..compute() };
+    let time = |nodes: u16, gpus: u16| {
+        let cluster = Cluster { nodes, gpus_per_node: gpus };
+        let toy = Toy::on(cluster, vec![once.clone()]).tasks(move |_, _, _| {
+            let (src, dst) = (bytes(1_000_000 / cluster.ranks() as u64), bytes(1_000_000));
+            vec![Task::new(Op::Collective { kind: CollectiveKind::AllGather, src, dst })]
+        });
+        let mut machine = with(ib(), &[("library.all_gather.fill_us", 0.0)]);
+        machine.library_pair = Some(machine.library.clone());
+        let machine = with(machine, &[("library_pair.all_gather.latency_us", 7.0)]);
+        simulate(&toy, &machine, split(0, 0, 0, 0)).rank_ends[0]
+    };
+    assert_eq!(time(1, 2), (3 + 7 + 40) * US);
+    assert_eq!(time(1, 4), (3 + 10 + 60) * US);
+    assert_eq!(time(2, 1), (3 + 10 + 40) * US);
 }
 
 #[test]
