@@ -359,6 +359,9 @@ pub struct CalibrateArgs {
     /// Rows that were measured before, which need no GPU; may be repeated.
     #[arg(long, value_name = "MEASURED.csv")]
     pub rows: Vec<PathBuf>,
+    /// Readings of flags, FIFO and launches that `calibrate` wrote; without it they are read when rows are measured.
+    #[arg(long, value_name = "READINGS.csv")]
+    pub readings: Option<PathBuf>,
     /// What the machine file cites as the place of the rows.
     #[arg(long, value_name = "TEXT")]
     pub cite: Option<String>,

@@ -307,7 +307,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let (command, file) = match &arguments[..] {
         [command, file, ..] => (command.as_str(), file.as_str()),
         _ => {
-            let commands = "compile CUBIN | check CUBIN [CASE] | stuck CUBIN | pace CUBIN | timeline CUBIN | moves CUBIN";
+            let commands =
+                "compile CUBIN | check CUBIN [CASE] | stuck CUBIN | pace CUBIN | timeline CUBIN | moves CUBIN";
             return Err(format!("measure {commands}").into());
         }
     };

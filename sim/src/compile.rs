@@ -262,7 +262,8 @@ pub struct RoleC {
     pub tasks: u32,
     /// Sum over tasks of the time that they hold their CTA at full speed, whole form.
     pub work_ps: u128,
-    /// Start of a block, for one-task-per-block grids.
+    /// Before each task: the start of a block, for one-task-per-block grids; the search for a ready task, by the
+    /// interpreter.
     pub block_ps: u64,
     /// Its tasks are collectives: all CTAs work on each of them.
     pub collective: bool,
@@ -395,8 +396,8 @@ pub struct Times {
     pub flag_local: u64,
     /// Flag latency over NVLink.
     pub flag_remote: u64,
-    /// From one signal of a task to its next.
-    pub signal: u64,
+    /// From the end of a task's writes until its flags are raised.
+    pub raise: u64,
     /// NIC-written flag.
     pub flag_nic: u64,
     /// Host flag until the waiter sees it.
@@ -765,6 +766,15 @@ impl Compiler<'_> {
         self.machine.interpreter.as_ref().map_or(0, |interpreter| ps_from_ns(interpreter.task_ns.value))
     }
 
+    /// Before each task of a role.
+    fn take_ps(&self, one_per_block: bool, claim: Claim) -> u64 {
+        match (&self.machine.interpreter, claim) {
+            _ if one_per_block => ps_from_ns(self.machine.launch.block_ns.value),
+            (Some(interpreter), Claim::Ready { .. }) => ps_from_ns(interpreter.claim_ns.value),
+            _ => 0,
+        }
+    }
+
     fn record(&mut self, key: &CostKey) -> CostRecord {
         let machine = self.machine;
         let sm = &machine.sm;
@@ -830,7 +840,9 @@ impl Compiler<'_> {
                 let work = step * u64::from(*steps) + fixed;
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
-                loads.push((Offset::ME, ResourceKind::Chip, flops * u64::from(*steps)));
+                let power = machine.interpreter.as_ref().map_or(1.0, |i| i.attention_power.value);
+                let drawn = (flops * u64::from(*steps)) as f64 * power;
+                loads.push((Offset::ME, ResourceKind::Chip, drawn.round() as u64));
                 let main = self.class(&loads, work);
                 let cost = Cost { main, step, fixed, ..Cost::NOTHING };
                 let mut forms = [cost, cost, Cost::NOTHING];
@@ -869,7 +881,11 @@ impl Compiler<'_> {
                         bytes / cta + (bytes / flight).ceil() * (load_ns + store_ns)
                     };
                 }
-                let work = ps_from_ns(work + load_ns);
+                let ends_ns = machine.interpreter.as_ref().map_or(0.0, |i| match engine {
+                    Engine::Bulk => i.copy_ns.value,
+                    Engine::LdSt => 0.0,
+                });
+                let work = ps_from_ns(work + load_ns + ends_ns);
                 let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }
@@ -1380,7 +1396,7 @@ fn compile_rank(
                 tasks: program.tasks.len() as u32 - first,
                 work_ps,
                 collective,
-                block_ps: if one_per_block { ps_from_ns(compiler.machine.launch.block_ns.value) } else { 0 },
+                block_ps: compiler.take_ps(one_per_block, role.claim),
             });
         }
     }
@@ -1568,7 +1584,7 @@ impl Times {
         Self {
             flag_local: ps_from_ns(flags.local_ns.value),
             flag_remote: ps_from_ns(flags.nvlink_ns.value),
-            signal: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.signal_ns.value)),
+            raise: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.raise_ns.value)),
             flag_nic: ps_from_ns(flags.nic_ns.value),
             flag_host: ps_from_ns(flags.host_ns.value + flags.republish_ns.value),
             push: ps_from_ns(proxy.push_ns.value),
