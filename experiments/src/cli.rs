@@ -360,11 +360,14 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "MEASURED.csv")]
     pub rows: Vec<PathBuf>,
     /// Calibrate the wire between two ranks that are processes, and the host device on both, instead of a GPU.
-    #[arg(long, conflicts_with_all = ["rows", "cite", "cache"])]
+    #[arg(long, conflicts_with_all = ["rows", "readings", "cite", "cache"])]
     pub fabric: bool,
     /// Ranks that are processes.
     #[command(flatten)]
     pub ranks: RankArgs,
+    /// Readings of flags, FIFO and launches that `calibrate` wrote; without it they are read when rows are measured.
+    #[arg(long, value_name = "READINGS.csv")]
+    pub readings: Option<PathBuf>,
     /// What the machine file cites as the place of the rows.
     #[arg(long, value_name = "TEXT")]
     pub cite: Option<String>,
