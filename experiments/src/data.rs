@@ -12,7 +12,7 @@
 
 mod rows;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
@@ -571,6 +571,14 @@ impl Data {
         self.read("published/fit_rows.csv", rows::fit_rows)
     }
 
+    /// Errors on rows that a fit left out, as `tilewire fit --without all` found them.
+    ///
+    /// # Errors
+    /// [`DataError`].
+    pub fn left_out(&self) -> Result<Vec<LeftOutError>, DataError> {
+        self.read("published/left_out.csv", rows::left_out)
+    }
+
     /// The machine parameters that are fitted, in the order in which they are.
     ///
     /// # Errors
@@ -874,6 +882,27 @@ impl FitRow {
         (self.kernel.as_str(), self.topology.as_str(), self.system.as_str(), self.size)
             == (kernel, topology, system.name(), size)
     }
+}
+
+/// Error on rows of a kernel, test bed and system that a fit left out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LeftOutError {
+    /// What was left out, as `tilewire fit --without` names it.
+    pub left_out: String,
+    /// Fused kernel.
+    pub kernel: String,
+    /// Test bed.
+    pub topology: String,
+    /// System of the bars.
+    pub system: String,
+    /// Judged rows.
+    pub rows: u64,
+    /// exp(mean of |ln(predicted / published)|) - 1, to four digits after the point.
+    pub error: f64,
+    /// Size of the worst row.
+    pub worst_size: u64,
+    /// Its error.
+    pub worst_error: f64,
 }
 
 /// A machine parameter that is fitted.
