@@ -315,6 +315,11 @@ impl Program {
         }
     }
 
+    /// All signals of a task.
+    pub fn signals_of(&self, task: &TaskC) -> &[SignalC] {
+        &self.signals[task.signal0 as usize..task.signal0 as usize + usize::from(task.signals)]
+    }
+
     /// All waits of a task.
     pub fn waits_of(&self, task: &TaskC) -> &[WaitC] {
         let count: usize = task.waits.iter().map(|&n| usize::from(n)).sum();

@@ -5,6 +5,9 @@
 //! Unknown and missing keys are errors that name line and column.
 
 mod legal;
+mod transport;
+
+pub use transport::{Publishing, Transport};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -388,6 +391,9 @@ pub struct Machine {
     pub proxy: Proxy,
     /// NICs.
     pub nic: Nic,
+    /// How ranks use their NICs.
+    #[serde(default)]
+    pub transport: Transport,
     /// Network.
     pub network: Network,
     /// Fixed costs.

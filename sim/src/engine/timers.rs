@@ -91,7 +91,8 @@ impl Timers {
         let due = self.heaps[rank].peek().filter(|Reverse(key)| (key >> 64) as u64 <= self.now);
         let Some(&Reverse(key)) = due else {
             // Fills come last among simultaneous timers, and their order does not matter.
-            let (_, worker) = self.fills[rank].pop_front_if(|&mut (time, _)| time <= self.now)?;
+            let &(_, worker) = self.fills[rank].front().filter(|&&(time, _)| time <= self.now)?;
+            self.fills[rank].pop_front();
             return Some(Fired { kind: kind::FILL, a: worker, b: 0 });
         };
         self.heaps[rank].pop();
