@@ -814,8 +814,10 @@ impl Compiler<'_> {
                     Drain::SmemRead => gemm.smem_read_ns.value,
                     Drain::Visible => gemm.visible_ns.value,
                 });
+                let fenced = *drain == Drain::Visible && outs.iter().any(|out| self.is_remote(out.at));
+                let fence = if fenced { ps_from_ns(machine.nvlink.fence_ns.value) } else { 0 };
                 let fill = ps_from_ns(gemm.fill_ns.value);
-                let whole = self.tile_out(outs, (hold, 0), false, |_, _| true);
+                let whole = self.tile_out(outs, (hold + fence, 0), false, |_, _| true);
                 let local = self.tile_out(outs, (hold, 0), true, |_, _| true);
                 let remote = self.tile_out(outs, (0, 0), false, Self::is_remote);
                 let tile = Cost { main, step, fixed, fill, ..Cost::NOTHING };

@@ -197,6 +197,9 @@ section! {
         ingress_gbs,
         /// Link bytes that one byte of a remote atomic add occupies.
         add_link_bytes_per_byte,
+        /// What `drain = visible` waits beyond the write itself when the output leaves over NVLink, beside the writes of
+        /// the other SMs.
+        fence_ns,
         /// GPUs that one NVLink domain can hold.
         domain_gpus,
     }
