@@ -45,16 +45,21 @@
 //! at_least = 1.1
 //! ```
 
+mod axes;
+mod claims;
+
+pub use claims::{Expect, Hypothesis, Of, Study};
+
 use crate::checked::Checks;
-use crate::cli::ProtocolArg;
-use crate::document::{Document, Node, Table};
+use crate::document::{Document, Node};
 use crate::error::ExperimentError;
-use crate::plan::{self, Case, Draft, Part, ResolveError, Source, SplitChoice};
+use crate::plan::{Case, Draft, Source, SplitChoice};
 use crate::row::Outcome;
-use crate::shape;
-use std::collections::BTreeMap;
+use axes::{Axes, Splits, grid_splits, placed};
+use claims::{claims_something, expectations, filter, number_column, share};
+use std::collections::BTreeSet;
 use std::path::Path;
-use tilewire_kernels::{OptionSet, RoleKind, RoleSplit};
+use tilewire_kernels::{OptionSet, RoleSplit};
 use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
 
@@ -66,6 +71,9 @@ const MAX_REPLICATES: u64 = 10_000;
 
 /// Seeds at most, so that every replicate has one of its own.
 const MAX_SEED: u64 = u64::MAX - MAX_REPLICATES;
+
+/// Values that a refusal names at most.
+const MAX_NAMED: usize = 16;
 
 /// A question and its points.
 pub struct Experiment {
@@ -91,93 +99,12 @@ pub struct Experiment {
     pub study: Option<Study>,
 }
 
-/// Hypotheses and the replicates that decide them.
-#[derive(Clone, Debug)]
-pub struct Study {
-    /// Replicates, each with a seed of its own.
-    pub replicates: u64,
-    /// Level of the confidence intervals.
-    pub confidence: f64,
-    /// Hypotheses.
-    pub hypotheses: Vec<Hypothesis>,
-}
-
-/// A claim about one point, or about the ratio of two.
-#[derive(Clone, Debug)]
-pub struct Hypothesis {
-    /// In words.
-    pub claim: String,
-    /// Column with a number.
-    pub column: String,
-    /// The point, or the dividend.
-    pub of: usize,
-    /// The divisor.
-    pub than: Option<usize>,
-    /// Least value.
-    pub at_least: Option<f64>,
-    /// Largest value.
-    pub at_most: Option<f64>,
-}
-
 /// Points that share a schedule.
 pub struct Group {
     /// The schedule's case; its own split is not used.
     pub case: Case,
     /// Splits.
     pub splits: Vec<SplitChoice>,
-}
-
-/// A claim about the rows of an experiment.
-#[derive(Clone, Debug)]
-pub struct Expect {
-    /// In words.
-    pub claim: String,
-    /// Which rows.
-    pub of: Of,
-    /// Column with a number.
-    pub column: String,
-    /// Columns and the values that a row must have.
-    pub filter: Vec<(String, String)>,
-    /// Least value.
-    pub at_least: Option<f64>,
-    /// Largest value.
-    pub at_most: Option<f64>,
-}
-
-/// Rows that a claim is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Of {
-    /// The one with the least time.
-    Best,
-    /// The one with the largest time.
-    Worst,
-    /// All.
-    Every,
-}
-
-/// CTAs of a role in a grid.
-enum Axis {
-    Rest,
-    Counts(Vec<u32>),
-}
-
-/// Splits of an experiment, before the machine is known.
-enum Splits<'a> {
-    List(Vec<(Node<'a>, String)>),
-    Grid(Vec<(RoleKind, Axis)>),
-}
-
-/// Everything that multiplies, in the order of the nesting.
-struct Axes<'a> {
-    kernels: Vec<(Node<'a>, String)>,
-    clusters: Vec<(Node<'a>, String)>,
-    shapes: Vec<BTreeMap<&'static str, (Node<'a>, u64)>>,
-    shape_node: Node<'a>,
-    sets: Vec<OptionSet>,
-    overrides: Vec<Vec<(Node<'a>, String, String)>>,
-    protocols: Vec<Option<ProtocolArg>>,
-    baselines: Vec<bool>,
-    baseline_node: Option<Node<'a>>,
 }
 
 impl Experiment {
@@ -290,6 +217,9 @@ impl Experiment {
         };
         claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
         table.finish()?;
+        if hypothesis.than == Some(hypothesis.of) {
+            return Err(node.refuse("`of` and `than` are the same point, whose ratio is 1 whatever is predicted"));
+        }
         Ok(hypothesis)
     }
 
@@ -316,24 +246,34 @@ impl Experiment {
                 node.refuse(format!("{name} is known only after a run; allowed: {}", columns[..known].join(", ")))
             );
         }
-        let matches: Vec<usize> = self
+        let rows: Vec<Vec<String>> = self
             .cases()
-            .enumerate()
-            .filter(|(_, (case, split))| {
-                let split = if let SplitChoice::Fixed(split) = split { *split } else { RoleSplit::default() };
-                let fields = crate::row::fields(case, &Outcome::Failed(split, String::new()));
-                filter.iter().all(|(name, value)| place(name).is_some_and(|place| fields[place] == *value))
+            .map(|(case, split)| {
+                let split = if let SplitChoice::Fixed(split) = split { split } else { RoleSplit::default() };
+                crate::row::fields(case, &Outcome::Failed(split, String::new()))
             })
-            .map(|(index, _)| index)
             .collect();
-        match matches[..] {
-            [index] => Ok(index),
-            _ => Err(node.refuse(format!(
-                "matches {} of {} points, allowed: one; name more columns or other values",
-                matches.len(),
-                self.points()
-            ))),
+        let field = |row: usize, name: &str| rows[row][place(name).expect("checked above")].as_str();
+        let mut matches: Vec<usize> = (0..rows.len()).collect();
+        for (name, value) in &filter {
+            let values: BTreeSet<&str> = matches.iter().map(|&row| field(row, name)).collect();
+            if !values.contains(value.as_str()) {
+                let values: Vec<&str> = values.into_iter().take(MAX_NAMED).collect();
+                return Err(node.refuse(format!("no point has {name} = {value}, allowed here: {}", values.join(", "))));
+            }
+            matches.retain(|&row| field(row, name) == value);
         }
+        if let [index] = matches[..] {
+            return Ok(index);
+        }
+        let differ = |&column: &usize| matches.iter().any(|&row| rows[row][column] != rows[matches[0]][column]);
+        let differing: Vec<&str> = (0..known).filter(differ).map(|column| columns[column].as_str()).collect();
+        Err(node.refuse(format!(
+            "matches {} of {} points, allowed: one; these columns tell them apart: {}",
+            matches.len(),
+            rows.len(),
+            differing.join(", ")
+        )))
     }
 
     /// Number of points.
@@ -386,306 +326,6 @@ const EXECUTIONS: &[(&str, Execution)] =
     &[("folded", Execution::Folded), ("mirror", Execution::Mirror), ("full", Execution::Full)];
 
 const CLOCKS: &[(&str, Clock)] = &[("sustained", Clock::Sustained), ("cold", Clock::Cold)];
-
-const SETS: &[(&str, OptionSet)] = &[("tilewire", OptionSet::Tilewire), ("published", OptionSet::Published)];
-
-const PROTOCOLS: &[(&str, ProtocolArg)] = &[("fair", ProtocolArg::Fair), ("published", ProtocolArg::Published)];
-
-/// An error of a draft at the value that is wrong.
-fn placed<'a>(error: ResolveError, node: impl FnOnce(Part) -> Node<'a>) -> ExperimentError {
-    match error {
-        ResolveError::Refused(refusal) => node(refusal.part).refuse(refusal.problem),
-        ResolveError::Data(error) => error.into(),
-    }
-}
-
-fn texts<'a>(node: &Node<'a>) -> Result<Vec<(Node<'a>, String)>, ExperimentError> {
-    node.list()?.into_iter().map(|node| node.text().map(|text| (node.clone(), text.to_owned()))).collect()
-}
-
-impl<'a> Axes<'a> {
-    fn read(root: &Table<'a>) -> Result<Self, ExperimentError> {
-        let shape_node = root.require("shape")?;
-        let mut shapes = Vec::new();
-        for node in shape_node.list()? {
-            let table = node.table().ok_or_else(|| node.refuse("allowed: a table of the shape's fields"))?;
-            shapes.extend(shapes_of(&table)?);
-        }
-        let protocols = match root.get("protocol") {
-            None => vec![None],
-            Some(node) => node.list()?.iter().map(|node| node.word(PROTOCOLS).map(Some)).collect::<Result<_, _>>()?,
-        };
-        let sets = match root.get("options") {
-            None => vec![OptionSet::Tilewire],
-            Some(node) => node.list()?.iter().map(|node| node.word(SETS)).collect::<Result<_, _>>()?,
-        };
-        let overrides = match root.get("set") {
-            None => vec![Vec::new()],
-            Some(node) => overrides_of(&node)?,
-        };
-        let baseline_node = root.get("baseline");
-        let baselines = match &baseline_node {
-            None => vec![false],
-            Some(node) => node.list()?.iter().map(Node::boolean).collect::<Result<_, _>>()?,
-        };
-        Ok(Self {
-            kernels: texts(&root.require("kernel")?)?,
-            clusters: texts(&root.require("cluster")?)?,
-            shapes,
-            shape_node,
-            sets,
-            overrides,
-            protocols,
-            baselines,
-            baseline_node,
-        })
-    }
-
-    /// Calls `f` for every schedule, in order.
-    fn for_each(
-        &self,
-        base: &Draft,
-        source: &Source,
-        mut f: impl FnMut(&Draft, Case) -> Result<(), ExperimentError>,
-    ) -> Result<(), ExperimentError> {
-        for (kernel_node, kernel) in &self.kernels {
-            for (cluster_node, cluster) in &self.clusters {
-                for shape in &self.shapes {
-                    for &set in &self.sets {
-                        for overrides in &self.overrides {
-                            for &protocol in &self.protocols {
-                                for &baseline in &self.baselines {
-                                    let draft = Draft {
-                                        kernel: kernel.clone(),
-                                        cluster: cluster.clone(),
-                                        shape: shape.iter().map(|(&name, (_, value))| (name, *value)).collect(),
-                                        set,
-                                        overrides: overrides.iter().map(|(_, n, v)| (n.clone(), v.clone())).collect(),
-                                        protocol,
-                                        baseline,
-                                        ..base.clone()
-                                    };
-                                    let case = draft.resolve(source).map_err(|error| {
-                                        placed(error, |part| match part {
-                                            Part::Kernel => kernel_node.clone(),
-                                            Part::Cluster | Part::Split => cluster_node.clone(),
-                                            Part::Shape(field) => shape
-                                                .get(field)
-                                                .map_or_else(|| self.shape_node.clone(), |(node, _)| node.clone()),
-                                            Part::Set => self.wrong_override(&draft, overrides, source),
-                                            Part::Baseline => {
-                                                self.baseline_node.clone().unwrap_or_else(|| kernel_node.clone())
-                                            }
-                                        })
-                                    })?;
-                                    f(&draft, case)?;
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The first of several options that is refused.
-    fn wrong_override(&self, draft: &Draft, overrides: &[(Node<'a>, String, String)], source: &Source) -> Node<'a> {
-        let refused = |(_, name, value): &&(Node<'a>, String, String)| {
-            let alone = Draft { overrides: vec![(name.clone(), value.clone())], ..draft.clone() };
-            matches!(alone.resolve(source), Err(ResolveError::Refused(refusal)) if refusal.part == Part::Set)
-        };
-        overrides.iter().find(refused).map_or_else(|| self.shape_node.clone(), |(node, ..)| node.clone())
-    }
-}
-
-type Shape<'a> = BTreeMap<&'static str, (Node<'a>, u64)>;
-
-/// The shapes of a table whose fields may be lists; lists multiply.
-fn shapes_of<'a>(table: &Table<'a>) -> Result<Vec<Shape<'a>>, ExperimentError> {
-    let mut shapes = vec![Shape::new()];
-    for name in shape::names() {
-        let Some(node) = table.get(name) else { continue };
-        let mut next = Vec::new();
-        for shape in &shapes {
-            for element in node.list()? {
-                let value = element.whole(1, shape::max(name))?;
-                let mut shape = shape.clone();
-                shape.insert(name, (element, value));
-                next.push(shape);
-            }
-        }
-        shapes = next;
-    }
-    table.finish()?;
-    Ok(shapes)
-}
-
-type Overrides<'a> = Vec<(Node<'a>, String, String)>;
-
-fn overrides_of<'a>(node: &Node<'a>) -> Result<Vec<Overrides<'a>>, ExperimentError> {
-    let table = node.table().ok_or_else(|| node.refuse("allowed: a table of the kernel's options"))?;
-    let mut all = vec![Vec::new()];
-    for (name, node) in table.entries() {
-        let mut next = Vec::new();
-        for overrides in &all {
-            for element in node.list()? {
-                let value = element.scalar()?;
-                let mut overrides = Clone::clone(overrides);
-                Vec::push(&mut overrides, (element, name.clone(), value));
-                next.push(overrides);
-            }
-        }
-        all = next;
-    }
-    Ok(all)
-}
-
-impl<'a> Splits<'a> {
-    fn read(node: &Node<'a>) -> Result<Self, ExperimentError> {
-        let Some(table) = node.table() else { return Ok(Self::List(texts(node)?)) };
-        let mut grid = Vec::new();
-        for (name, node) in table.entries() {
-            let known = || RoleKind::ALL.map(RoleKind::short).join(", ");
-            let kind =
-                plan::role(&name).ok_or_else(|| node.refuse(format!("no role \"{name}\", allowed: {}", known())))?;
-            if grid.iter().any(|(other, _)| *other == kind) {
-                return Err(node.refuse(format!("role {} twice", kind.short())));
-            }
-            grid.push((kind, axis(&node)?));
-        }
-        let rest = grid.iter().filter(|(_, axis)| matches!(axis, Axis::Rest)).count();
-        if rest > 1 {
-            return Err(node.refuse("\"rest\" for more than one role, allowed: one"));
-        }
-        if grid.is_empty() {
-            return Err(node.refuse("an empty table, allowed: CTAs of one role or more"));
-        }
-        Ok(Self::Grid(grid))
-    }
-}
-
-/// A count, a list of counts, `{ from, to, step }` or `"rest"`.
-fn axis(node: &Node<'_>) -> Result<Axis, ExperimentError> {
-    if let Some(range) = node.table() {
-        let from = range.require("from")?.whole(0, 1024)?;
-        let to_node = range.require("to")?;
-        let to = to_node.whole(0, 1024)?;
-        let step = range.get("step").map_or(Ok(1), |node| node.whole(1, 1024))?;
-        range.finish()?;
-        if to < from {
-            return Err(to_node.refuse(format!("{to}, allowed: from ({from}) to 1024")));
-        }
-        return Ok(Axis::Counts((from..=to).step_by(step as usize).map(|ctas| ctas as u32).collect()));
-    }
-    if node.text().is_ok() {
-        return node.word(&[("rest", ())]).map(|()| Axis::Rest);
-    }
-    let counts: Result<Vec<u32>, _> = node.list()?.iter().map(|node| node.whole(0, 1024).map(|n| n as u32)).collect();
-    Ok(Axis::Counts(counts?))
-}
-
-/// The splits of a grid that fit, in order, and the number of those that do not.
-fn grid_splits(grid: &[(RoleKind, Axis)], sms: u32) -> (Vec<RoleSplit>, usize) {
-    let mut splits = vec![RoleSplit::default()];
-    // In the order of roles, whatever the order of the file.
-    for kind in RoleKind::ALL {
-        let Some((_, Axis::Counts(counts))) = grid.iter().find(|(k, _)| *k == kind) else { continue };
-        splits = splits
-            .iter()
-            .flat_map(|split| {
-                counts.iter().map(|&ctas| {
-                    let mut split = *split;
-                    split.set(kind, ctas);
-                    split
-                })
-            })
-            .collect();
-    }
-    let all = splits.len();
-    let rest = grid.iter().find(|(_, axis)| matches!(axis, Axis::Rest)).map(|&(kind, _)| kind);
-    let fit: Vec<RoleSplit> = splits
-        .into_iter()
-        .filter_map(|mut split| {
-            let left = u64::from(sms).checked_sub(split.total())?;
-            match rest {
-                Some(_) if left == 0 => return None,
-                Some(kind) => split.set(kind, left as u32),
-                None => {}
-            }
-            Some(split)
-        })
-        .collect();
-    let too_large = all - fit.len();
-    (fit, too_large)
-}
-
-fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
-    let mut all = Vec::new();
-    for node in node.list()? {
-        let table =
-            node.table().ok_or_else(|| node.refuse("allowed: a table with claim, of, column, at_least, at_most"))?;
-        let column = number_column(&table.require("column")?)?;
-        let filter = table.get("where").map_or_else(|| Ok(Vec::new()), |node| filter(&node))?;
-        let expect = Expect {
-            claim: table.require("claim")?.text()?.to_owned(),
-            of: table.require("of")?.word(&[("best", Of::Best), ("worst", Of::Worst), ("every", Of::Every)])?,
-            column,
-            filter,
-            at_least: table.get("at_least").map(|node| node.number()).transpose()?,
-            at_most: table.get("at_most").map(|node| node.number()).transpose()?,
-        };
-        claims_something(&table, expect.at_least, expect.at_most)?;
-        table.finish()?;
-        all.push(expect);
-    }
-    Ok(all)
-}
-
-fn claims_something(table: &Table<'_>, at_least: Option<f64>, at_most: Option<f64>) -> Result<(), ExperimentError> {
-    match (at_least, at_most) {
-        (None, None) => Err(table.refuse("claims nothing, allowed: at_least, at_most or both")),
-        (Some(low), Some(high)) if low > high => {
-            Err(table.refuse(&format!("at_least = {low} above at_most = {high}: nothing satisfies both")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Columns and the values that a row must have.
-fn filter(node: &Node<'_>) -> Result<Vec<(String, String)>, ExperimentError> {
-    let table = node.table().ok_or_else(|| node.refuse("allowed: a table of columns and values"))?;
-    let pair = |(name, value): (String, Node<'_>)| {
-        known_column(&value, &name)?;
-        value.scalar().map(|value| (name, value))
-    };
-    table.entries().into_iter().map(pair).collect()
-}
-
-/// A level of confidence.
-fn share(node: &Node<'_>) -> Result<f64, ExperimentError> {
-    let level = node.number()?;
-    let allowed = || node.refuse(format!("{level}, allowed: a number from 0.5 to 0.9999"));
-    if (0.5..=0.9999).contains(&level) { Ok(level) } else { Err(allowed()) }
-}
-
-fn known_column(node: &Node<'_>, name: &str) -> Result<(), ExperimentError> {
-    let known = crate::row::columns();
-    if known.iter().any(|column| column == name) {
-        return Ok(());
-    }
-    Err(node.refuse(format!("no column \"{name}\", allowed: {}", known.join(", "))))
-}
-
-/// The name of a column of numbers.
-fn number_column(node: &Node<'_>) -> Result<String, ExperimentError> {
-    let name = node.text()?;
-    known_column(node, name)?;
-    if crate::row::is_number(name) {
-        return Ok(name.to_owned());
-    }
-    Err(node.refuse(format!("\"{name}\" holds words, allowed: a column of numbers")))
-}
 
 #[cfg(test)]
 mod tests {

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod calibrate;
+mod calibrate_fabric;
 mod check;
 mod checked;
 mod cli;
@@ -33,6 +34,8 @@ mod plot;
 mod predict;
 mod progress;
 mod provenance;
+mod ranks;
+mod report;
 mod row;
 mod scale;
 mod schedule;
@@ -67,8 +70,10 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Measure(args) if args.device == DeviceArg::Host => measure_host::run(args),
         Command::Measure(args) => measure::run(args),
+        Command::Calibrate(args) if args.fabric => calibrate_fabric::run(args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Doctor(args) => Ok(doctor::run(args)),
     };
     match result.and_then(|text| print(&text)) {

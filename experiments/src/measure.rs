@@ -10,8 +10,10 @@ use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Group};
 use crate::measure_row::{self as row, Measured, MeasuredRow, Reading, Setting};
 use crate::plan::{Source, SplitChoice};
+
 use crate::progress;
 use crate::provenance::{ExperimentText, Output};
+use crate::ranks::{join, launched, spawn, writable};
 use crate::table::Table;
 use rayon::prelude::*;
 use serde_json::json;
@@ -20,11 +22,14 @@ use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use tilewire_hw::bootstrap::Session;
 use tilewire_hw::cluster::ClusterRunner;
 use tilewire_hw::device::HwError;
 use tilewire_hw::gpu::Gpus;
 use tilewire_hw::lower::{Mode, Program, lower, lower_cluster};
 use tilewire_hw::measure::{Inputs, Load, inputs, time};
+use tilewire_hw::party::Party;
+use tilewire_hw::proxy::Pacing;
 use tilewire_hw::reduced::{Part, reduced};
 use tilewire_kernels::check::report;
 use tilewire_kernels::schedule::BufferUse;
@@ -66,11 +71,34 @@ pub struct Options {
 /// # Errors
 /// [`ExperimentError`]; nothing is written when the GPU, the file or a point of it is wrong.
 pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
+    if let Some(given) = args.ranks.given_of_wire() {
+        let problem =
+            "only with --device host: ranks on GPUs reach each other over NVLink, or copies paced to a fabric";
+        return Err(ExperimentError::refused(given, problem));
+    }
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let experiment = Experiment::read(&args.file, &source)?;
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-measured", experiment.name)));
     let options = Options { cache: args.cache.clone(), budget_s: args.budget_s, unchecked: args.unchecked };
-    let points = execute(&experiment, &source, &root, &options)?;
+    experiment.groups.iter().try_for_each(measurable)?;
+    let ranks = gpus(&experiment)?;
+    pacing(&experiment, args.ranks.spawn)?;
+    let session = match launched(ranks) {
+        // One rank is a process as it is, whoever started it.
+        _ if ranks == 1 && !args.ranks.spawn => None,
+        Ok(Some(place)) => Some(join(&args.ranks, place)?),
+        Ok(None) if args.ranks.spawn => {
+            writable(&root)?;
+            return spawn(&args.ranks, ranks).map(|()| String::new());
+        }
+        Ok(None) => None,
+        Err(error) => return Err(error),
+    };
+    let leads = session.as_ref().is_none_or(|session| session.place().rank == 0);
+    let points = execute(&experiment, &source, &root, &options, session)?;
+    if !leads {
+        return Ok(String::new());
+    }
     let file = root.join("rows.csv");
     let rows = row::read(&file)?;
     let text =
@@ -91,7 +119,8 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
     Ok(text)
 }
 
-/// Measures the points of an experiment that `root` has no row of; returns how many it has in all.
+/// Measures the points of an experiment that `root` has no row of; returns how many it has in all. With a session every
+/// rank is a process and rank 0 writes the rows.
 ///
 /// # Errors
 /// As [`run`].
@@ -100,31 +129,75 @@ pub fn execute(
     source: &Source,
     root: &Path,
     options: &Options,
+    session: Option<Session>,
 ) -> Result<usize, ExperimentError> {
     let begin = Instant::now();
     experiment.groups.iter().try_for_each(measurable)?;
     let count = gpus(experiment)?;
+    let pacing = pacing(experiment, session.is_some())?;
     let cache = options.cache.clone().unwrap_or_else(default_cache);
-    let gpu = Gpus::open(&cache, count).map_err(ExperimentError::NoHardware)?;
-    let setting = Setting { facts: gpu.facts.clone(), date: row::today() };
+    let gpu = match session {
+        Some(session) => Party::new(session).and_then(|party| Gpus::join(&cache, party)),
+        None => Gpus::open(&cache, count, pacing),
+    }
+    .map_err(ExperimentError::NoHardware)?;
+    let setting = Setting { facts: gpu.facts.clone(), pacing: pacing_text(pacing), date: row::today() };
     let jobs = jobs(experiment, gpu.sms(), options.unchecked)?;
     let points = order(experiment, &jobs);
-    let file = root.join("rows.csv");
-    let known = if file.exists() { resumed(&file, &setting, experiment)? } else { Vec::new() };
-    output(experiment, source, root)?;
-    measure(experiment, &gpu, &jobs, &points, &known, &setting, &file, |measured| {
+    let mut kept = None;
+    if gpu.party().is_none_or(|party| party.rank() == 0) {
+        let file = root.join("rows.csv");
+        let known = if file.exists() { resumed(&file, &setting, experiment)? } else { Vec::new() };
+        output(experiment, source, root)?;
+        kept = Some(Kept::open(file, known)?);
+    }
+    measure(experiment, &gpu, &jobs, &points, kept, &setting, |measured| {
         options.budget_s.is_some_and(|budget| begin.elapsed().as_secs_f64() + measured > budget)
     })?;
     Ok(points.len())
+}
+
+/// The fabric that an experiment emulates between GPUs of this host: that of its machine.
+fn pacing(experiment: &Experiment, processes: bool) -> Result<Option<Pacing>, ExperimentError> {
+    let emulated = |group: &&Group| mode(group) == Mode::Cluster && group.case.target.cluster.nodes > 1;
+    let Some(first) = experiment.groups.iter().find(emulated) else { return Ok(None) };
+    let refuse = |problem: &str| Err(ExperimentError::refused(first.case.to_string(), problem));
+    if processes {
+        return refuse(
+            "emulated nodes with ranks that are processes; allowed: one process, without --spawn or a launcher",
+        );
+    }
+    let machine = &first.case.target.machine;
+    if experiment.groups.iter().any(|group| group.case.target.machine.name != machine.name) {
+        return refuse("emulated nodes beside another machine; allowed: one machine per experiment");
+    }
+    Ok(Some(Pacing {
+        latency_ns: (machine.network.latency_us.value * 1e3) as u64,
+        bytes_per_s: (machine.nic.rails.value * machine.nic.rail_gbs.value * 1e9) as u64,
+        messages_per_s: (1e9 / machine.nic.message_ns.value.max(1.0)) as u64,
+    }))
+}
+
+/// What a row says of it.
+fn pacing_text(pacing: Option<Pacing>) -> String {
+    pacing.map_or_else(
+        || "none".into(),
+        |Pacing { latency_ns, bytes_per_s, messages_per_s }| {
+            let (latency_us, gbs, rate) =
+                (latency_ns as f64 * 1e-3, bytes_per_s as f64 * 1e-9, messages_per_s as f64 * 1e-6);
+            format!("emulated: {latency_us} us, {gbs} GB/s and {rate:.1} M messages/s per rank")
+        },
+    )
 }
 
 /// Refuses what has no measurement.
 fn measurable(group: &Group) -> Result<(), ExperimentError> {
     let case = &group.case;
     let refuse = |problem: String| Err(ExperimentError::refused(case.to_string(), problem));
-    if mode(group) == Mode::Cluster && case.target.cluster.nodes > 1 {
+    if mode(group) == Mode::Cluster && case.target.cluster.nodes > 1 && !case.target.machine.emulated {
         return refuse(format!(
-            "several nodes with a GPU per rank are not driven yet; allowed: one node, or one GPU that stands for all, as in {}-h200-1gpu",
+            "several nodes with a GPU per rank are not driven yet; allowed: one node, nodes emulated on this host, as in \
+             {0}-h200-emulated-ib, or one GPU that stands for all, as in {0}-h200-1gpu",
             case.target.cluster
         ));
     }
@@ -260,7 +333,8 @@ fn resumed(file: &Path, setting: &Setting, experiment: &Experiment) -> Result<Ve
     let facts = &setting.facts;
     let revision = crate::provenance::REVISION.unwrap_or_default();
     let now = [
-        ("gpu", facts.gpu.as_str()),
+        ("pacing", setting.pacing.as_str()),
+        ("gpu", &facts.gpu),
         ("driver", &facts.driver),
         ("nvrtc", &facts.nvrtc),
         ("cubin", &facts.cubin),
@@ -292,42 +366,74 @@ fn output(experiment: &Experiment, source: &Source, root: &Path) -> Result<Outpu
     Output::create(root, "measure", Some(experiment.seed), Some(text), source, &machines)
 }
 
-/// Measures what is not known yet.
-#[expect(clippy::too_many_arguments, reason = "one call, all of it what a run needs")]
+/// The rows of a run, in the process that writes them.
+struct Kept {
+    file: PathBuf,
+    known: Vec<MeasuredRow>,
+    writer: csv::Writer<File>,
+}
+
+impl Kept {
+    fn open(file: PathBuf, known: Vec<MeasuredRow>) -> Result<Self, ExperimentError> {
+        let fresh = !file.exists();
+        let open = OpenOptions::new().create(true).append(true).open(&file);
+        let open = open.map_err(|error| ExperimentError::write(&file, error))?;
+        let writer = csv::WriterBuilder::new().has_headers(false).from_writer(open);
+        let mut kept = Self { file, known, writer };
+        if fresh {
+            kept.write(&row::columns().iter().map(|name| (name.clone(), name.clone())).collect())?;
+        }
+        Ok(kept)
+    }
+
+    fn write(&mut self, fields: &BTreeMap<String, String>) -> Result<(), ExperimentError> {
+        let columns = row::columns();
+        let record = columns.iter().map(|name| fields.get(name).map_or("", String::as_str));
+        self.writer.write_record(record).map_err(|error| ExperimentError::write(&self.file, error))?;
+        self.writer.flush().map_err(|error| ExperimentError::write(&self.file, error))
+    }
+}
+
+/// What becomes of a point.
+#[derive(Clone, Copy, PartialEq)]
+enum Turn {
+    Skip = 0,
+    Go = 1,
+    Stop = 2,
+}
+
+/// Measures what is not known yet. Where ranks are processes, the one that keeps the rows decides for all.
 fn measure(
     experiment: &Experiment,
     gpu: &Gpus,
     jobs: &[Job],
     points: &[(usize, usize)],
-    known: &[MeasuredRow],
+    mut kept: Option<Kept>,
     setting: &Setting,
-    file: &Path,
     over_budget: impl Fn(f64) -> bool,
 ) -> Result<(), ExperimentError> {
-    let write = |error: csv::Error| ExperimentError::write(file, error);
-    let columns = row::columns();
-    let fresh = !file.exists();
-    let open = OpenOptions::new().create(true).append(true).open(file);
-    let mut writer: csv::Writer<File> = csv::WriterBuilder::new()
-        .has_headers(false)
-        .from_writer(open.map_err(|error| ExperimentError::write(file, error))?);
-    if fresh {
-        writer.write_record(&columns).map_err(write)?;
-        writer.flush().map_err(|error| ExperimentError::write(file, error))?;
-    }
     progress::catch_interrupt();
-    let bar = progress::bar(points.len() as u64, "measuring");
+    let bar = if kept.is_some() { progress::bar(points.len() as u64, "measuring") } else { progress::hidden() };
     let mut runners: Vec<Option<ClusterRunner<'_>>> = jobs.iter().map(|_| None).collect();
     let mut longest_s = 0.0_f64;
     for &(g, s) in points {
         let (job, case) = (&jobs[g], &experiment.groups[g].case);
+        let at = |source| ExperimentError::Hardware { case: format!("{case} [{}]", job.splits[s]), source };
         let clock = case.clock.unwrap_or_default();
         let point = row::point(case, &job.splits[s], clock_name(clock));
-        if known.iter().any(|row| row.is_at(&point)) {
+        let turn = if kept.as_ref().is_some_and(|kept| kept.known.iter().any(|row| row.is_at(&point))) {
+            Turn::Skip
+        } else if progress::interrupted() || over_budget(longest_s) {
+            Turn::Stop
+        } else {
+            Turn::Go
+        };
+        let turn = gpu.party().map_or_else(|| Ok(vec![turn as u8]), |party| party.told(&[turn as u8])).map_err(at)?;
+        if turn == [Turn::Skip as u8] {
             bar.inc(1);
             continue;
         }
-        if progress::interrupted() || over_budget(longest_s) {
+        if turn == [Turn::Stop as u8] {
             break;
         }
         let begin = Instant::now();
@@ -335,14 +441,11 @@ fn measure(
         let hash = schedule_hash(&job.schedule, &job.splits[s]).to_string();
         let words = outcome.as_ref().map(Clone::clone).map_err(ToString::to_string);
         let nodes = case.target.cluster.nodes;
-        let fields = row::fields(setting, &point, &words, nodes, (&job.hazards, &hash));
-        let record = columns.iter().map(|name| fields.get(name).map_or("", String::as_str));
-        writer.write_record(record).map_err(write)?;
-        writer.flush().map_err(|error| ExperimentError::write(file, error))?;
-        if let Err(source) = outcome {
-            // A failed launch takes the driver's context with it.
-            return Err(ExperimentError::Hardware { case: format!("{case} [{}]", job.splits[s]), source });
+        if let Some(kept) = &mut kept {
+            kept.write(&row::fields(setting, &point, &words, nodes, (&job.hazards, &hash)))?;
         }
+        // A failed launch takes the driver's context with it.
+        outcome.map_err(at)?;
         longest_s = longest_s.max(begin.elapsed().as_secs_f64());
         bar.inc(1);
     }

@@ -122,6 +122,8 @@ pub struct Measured {
 pub struct Setting {
     /// GPU and software.
     pub facts: Facts,
+    /// The emulated fabric of puts, or `none`.
+    pub pacing: String,
     /// Day.
     pub date: String,
 }
@@ -164,7 +166,7 @@ pub fn fields(
     {
         put(name, value);
     }
-    put("pacing", "none".into());
+    put("pacing", setting.pacing.clone());
     put("inputs", "random bf16".into());
     put("date", setting.date.clone());
     put("revision", crate::provenance::REVISION.unwrap_or_default().to_owned());

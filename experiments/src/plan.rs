@@ -9,118 +9,30 @@
 //! A [`Refusal`] names the part of the draft that is wrong; the flags and the experiment file each know where that part
 //! was written.
 
+mod refusal;
+mod target;
+
+pub use refusal::{Part, Refusal, ResolveError};
+pub use target::{Source, Target};
+
 use crate::checked::Checks;
 use crate::cli::{CaseArgs, ClockArg, PointArgs, ProtocolArg};
-use crate::data::{Data, DataError, EffectiveSplit, System, read_machine};
+use crate::data::{Data, DataError, EffectiveSplit, System};
 use crate::error::ExperimentError;
 use crate::shape;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tilewire_kernels::{Cluster, Kernel, OptionSet, Options, Problem, ProblemKind, RoleKind, RoleSplit, Spec};
 use tilewire_sim::machine::PeerPath;
 use tilewire_sim::predict::Clock;
-use tilewire_sim::{Config, Execution, Machine, Protocol};
-
-/// Nodes, and GPUs per node, of a cluster at most.
-const MAX_SIDE: u16 = 1024;
+use tilewire_sim::{Config, Execution, Protocol};
 
 /// Compute tiles of a rank at most: beyond, a schedule does not fit into memory.
 const MAX_TILES: u64 = 1 << 24;
 
 /// The option that follows the seed unless it is set by itself.
 const ROUTING_SEED: &str = "routing_seed";
-
-/// A part of a draft.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The kernel.
-    Kernel,
-    /// The cluster.
-    Cluster,
-    /// A field of the shape.
-    Shape(&'static str),
-    /// One option of the kernel.
-    Set,
-    /// The split.
-    Split,
-    /// The unfused form.
-    Baseline,
-}
-
-impl Part {
-    /// The flag that sets it.
-    pub fn flag(self) -> String {
-        match self {
-            Self::Kernel => "--kernel".into(),
-            Self::Cluster => "--cluster".into(),
-            Self::Shape(field) => format!("--{}", field.replace('_', "-")),
-            Self::Set => "--set".into(),
-            Self::Split => "--split".into(),
-            Self::Baseline => "--baseline".into(),
-        }
-    }
-}
-
-/// Why a draft is no case.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The part that is wrong.
-    pub part: Part,
-    /// Its value, and what is allowed.
-    pub problem: String,
-}
-
-impl Refusal {
-    fn new(part: Part, problem: impl Into<String>) -> Self {
-        Self { part, problem: problem.into() }
-    }
-}
-
-/// A refusal, or data that could not be read.
-#[derive(Debug)]
-pub enum ResolveError {
-    /// The draft is wrong.
-    Refused(Refusal),
-    /// The data directory or machine file is.
-    Data(DataError),
-}
-
-impl From<Refusal> for ResolveError {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
-    }
-}
-
-impl From<DataError> for ResolveError {
-    fn from(error: DataError) -> Self {
-        Self::Data(error)
-    }
-}
-
-/// Where machines come from: the data directory, or one file that replaces them.
-pub struct Source {
-    /// Data directory.
-    pub data: Data,
-    /// `--machine`.
-    file: Option<(PathBuf, Machine, String)>,
-}
-
-/// A cluster and the machine that it is made of.
-#[derive(Debug)]
-pub struct Target {
-    /// Nodes and GPUs.
-    pub cluster: Cluster,
-    /// Machine.
-    pub machine: Machine,
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.cluster, self.machine.name)
-    }
-}
 
 /// Which split a case runs with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,100 +107,6 @@ pub struct Case {
     pub checks: Checks,
     /// Fields of the shape that were not given.
     pub defaults: Vec<(&'static str, u64)>,
-}
-
-impl Source {
-    /// The data directory and machine file that the flags name.
-    ///
-    /// # Errors
-    /// [`DataError`] when one of them cannot be read.
-    pub fn new(data: Option<&Path>, machine: Option<&Path>) -> Result<Self, DataError> {
-        let data = Data::new(data)?;
-        let read = |file: &Path| read_machine(file, &data).map(|(machine, text)| (file.to_owned(), machine, text));
-        let file = machine.map(read).transpose()?;
-        Ok(Self { data, file })
-    }
-
-    /// The machine of the file that replaces all, or else this one.
-    ///
-    /// # Errors
-    /// [`DataError`] when it cannot be read.
-    pub fn machine_or(&self, name: &str) -> Result<Machine, DataError> {
-        self.file.as_ref().map_or_else(|| self.data.machine(name), |(_, machine, _)| Ok(machine.clone()))
-    }
-
-    /// The same data with this machine in place of all.
-    pub fn with(&self, machine: Machine) -> Self {
-        Self { data: self.data.clone(), file: Some((PathBuf::new(), machine, String::new())) }
-    }
-
-    /// The text of a machine's file.
-    ///
-    /// # Errors
-    /// [`DataError`] when it cannot be read.
-    pub fn machine_text(&self, machine: &Machine) -> Result<String, DataError> {
-        match &self.file {
-            Some((_, known, text)) if known.name == machine.name => Ok(text.clone()),
-            _ => self.data.machine_text(&machine.name),
-        }
-    }
-
-    /// The cluster that `NxG-MACHINE` names.
-    fn target(&self, text: &str) -> Result<Target, ResolveError> {
-        let refuse = |problem: String| Refusal::new(Part::Cluster, problem);
-        let form =
-            || refuse(format!("\"{text}\", allowed: NxG-MACHINE as in 2x8-h200-efa, sides from 1 to {MAX_SIDE}"));
-        let (size, name) = text.split_once('-').unwrap_or((text, ""));
-        let (nodes, gpus) = size.split_once('x').ok_or_else(form)?;
-        let side = |text: &str| {
-            let side = shape::whole(text).and_then(|side| u16::try_from(side).ok());
-            side.filter(|side| (1..=MAX_SIDE).contains(side)).ok_or_else(form)
-        };
-        let cluster = Cluster { nodes: side(nodes)?, gpus_per_node: side(gpus)? };
-        let machine = match &self.file {
-            Some((_, machine, _)) if name.is_empty() || name == machine.name => machine.clone(),
-            Some((file, machine, _)) => {
-                return Err(refuse(format!(
-                    "\"{text}\", but --machine {} is \"{}\"; write {size} or {size}-{0}",
-                    file.display(),
-                    machine.name
-                ))
-                .into());
-            }
-            None => self.named(cluster, size, name)?,
-        };
-        fits(cluster, &machine).map_err(refuse)?;
-        Ok(Target { cluster, machine })
-    }
-
-    fn named(&self, cluster: Cluster, size: &str, name: &str) -> Result<Machine, ResolveError> {
-        let names = self.data.machine_names()?;
-        let within_node = format!("{name}-nvlink");
-        if names.iter().any(|known| known == name) {
-            return Ok(self.data.machine(name)?);
-        }
-        if cluster.nodes == 1 && names.contains(&within_node) {
-            return Ok(self.data.machine(&within_node)?);
-        }
-        let spelled: Vec<String> = names.iter().map(|known| format!("{size}-{known}")).collect();
-        Err(Refusal::new(Part::Cluster, format!("no machine \"{name}\", allowed: {}", spelled.join(", "))).into())
-    }
-}
-
-/// Whether a machine can form a cluster.
-fn fits(cluster: Cluster, machine: &Machine) -> Result<(), String> {
-    let domain = machine.nvlink.domain_gpus.value;
-    if machine.peer_path == PeerPath::Nvlink && f64::from(cluster.gpus_per_node) > domain {
-        return Err(format!("{cluster} needs {} GPUs per node, {} has {domain}", cluster.gpus_per_node, machine.name));
-    }
-    // Machines without a network are named for the link that they have.
-    if machine.name.ends_with("-nvlink") && cluster.nodes > 1 {
-        return Err(format!(
-            "{cluster} needs a network, {} is one node; name a fabric, as in {cluster}-h200-cx7 or {cluster}-h200-efa",
-            machine.name
-        ));
-    }
-    Ok(())
 }
 
 /// `name=value`.

@@ -21,6 +21,11 @@ pub fn bar(length: u64, what: &str) -> ProgressBar {
     bar
 }
 
+/// A bar that nobody sees.
+pub fn hidden() -> ProgressBar {
+    ProgressBar::hidden()
+}
+
 /// A counter without a known end; silent when stderr is no terminal.
 pub fn counter(what: &str) -> ProgressBar {
     let bar = if std::io::stderr().is_terminal() {

@@ -363,7 +363,7 @@ fn held_by(names: &Names<'_>, task: &TaskTime) -> Vec<u32> {
     let compact = &program.tasks[task.task as usize];
     let first = compact.wait0 as usize;
     let waits = &program.waits[first..first + usize::from(compact.waits[0])];
-    waits.iter().flat_map(|wait| (0..wait.count).map(|i| wait.flag + i * wait.stride)).collect()
+    waits.iter().flat_map(|wait| program.awaited(wait).flags()).collect()
 }
 
 /// An arrow from the task that raised a flag last before a waiter went on, to the waiter; both must be kept.

@@ -68,6 +68,8 @@ fn predict_prints_one_json_object() {
     ] {
         assert!(!answer[field].is_null(), "{field}");
     }
+    let overlap = answer["overlap"].as_f64().expect("a number");
+    assert_eq!(answer["overlap_reason"].is_null(), (0.0..=1.0).contains(&overlap), "{overlap}");
     assert_eq!(answer["protocol"], "published");
     assert_eq!(answer["mode"], "cluster");
     assert_eq!(answer["split"]["compute"], 114);

@@ -49,11 +49,12 @@ fn mistakes_are_refused_and_nothing_is_written() {
     let text = |of: &str, rest: &str| hypothesis(of, rest);
     for (text, words) in [
         (text("{ kernel = \"gemm_rs\" }", "at_least = 1"), "of: matches 2 of 2 points"),
-        (text("{ cluster = \"9x9\" }", "at_least = 1"), "of: matches 0 of 2 points"),
+        (text("{ cluster = \"9x9\" }", "at_least = 1"), "of: no point has cluster = 9x9, allowed here: "),
         (text("{ time_us = 3 }", "at_least = 1"), "known only after a run"),
         (text("{ cluster = \"2x2\" }", ""), "claims nothing"),
         (text("{ cluster = \"2x2\" }", "at_least = 2\nat_most = 1"), "nothing satisfies both"),
         (text("{ cluster = \"2x2\" }", "at_least = 1\nnode = 3"), "hypothesis.node: unknown key"),
+        (text("{ cluster = \"2x2\" }", "than = { cluster = \"2x2\" }\nat_least = 1"), "are the same point"),
         (String::new(), "belongs to [[hypothesis]]"),
     ] {
         let output = scale(folder.path(), &text, &[]);

@@ -4,7 +4,8 @@
 //! is one rank, whose number comes from its launcher (mpirun, srun, or `spawn`). Keys, with what they are by default:
 //! `cluster=2x2`, `node=all` (or a number: only that node's ranks are started here), `address=127.0.0.1:7311`,
 //! `transport=loopback` (or `verbs-rc`), `proxies=1`, `dir=/dev/shm`, `patience_s=20`, `silence_s=10`, `runs=2`,
-//! `other_build=` (the version that the last node claims), `spoil=0`, `rounds=10000`, `bytes=256`, `writes=200`, `fifo=64`, `devices=` (one for each node), `gid_index=`, `timeout=14`, `retries=7`, `kernel=all`, `delay_ms=0`.
+//! `other_build=` (the version that the last node claims), `spoil=0`, `rounds=10000`, `bytes=256`, `writes=200`, `fifo=64`, `devices=` (one for each node, `a+b` for two rails), `gid_index=`,
+//! `queue_pairs=4`, `in_flight=64`, `signal_every=8`, `inline=1`, `immediates=0`, `timeout=14`, `retries=7`, `kernel=all`, `delay_ms=0`.
 //! The secret is `TILEWIRE_SECRET`. WHAT is `values`, `rounds`, `speed` or `hold`.
 
 #[path = "../../kernels/tests/small/mod.rs"]
@@ -153,11 +154,15 @@ fn wires(session: &Session, keys: &Keys, segments: &[Option<Arc<Segment>>]) -> R
 fn verbs(node: u16, keys: &Keys) -> Result<Wire, HostError> {
     use tilewire_hw::transport::verbs::VerbsConfig;
     let default = VerbsConfig::default();
+    let names = |list: &str| list.split('+').filter(|name| !name.is_empty()).map(str::to_owned).collect::<Vec<_>>();
     let devices = keys.text("devices", "");
-    let device = devices.split(',').nth(usize::from(node)).filter(|name| !name.is_empty()).map(str::to_owned);
     let config = VerbsConfig {
-        device,
+        nics: devices.split(',').nth(usize::from(node)).map_or_else(Vec::new, names),
         gid_index: keys.0.get("gid_index").map(|text| text.parse()).transpose().map_err(failed)?,
+        queue_pairs: keys.number("queue_pairs", default.queue_pairs).map_err(failed)?,
+        in_flight_max: keys.number("in_flight", default.in_flight_max).map_err(failed)?,
+        signal_every: keys.number("signal_every", default.signal_every).map_err(failed)?,
+        inline_flags: keys.number("inline", 1u8).map_err(failed)? != 0,
         timeout: keys.number("timeout", default.timeout).map_err(failed)?,
         retries: keys.number("retries", default.retries).map_err(failed)?,
         ..default
@@ -196,7 +201,8 @@ fn values(session: &Session, keys: &Keys) -> Result<(), HostError> {
         let node = cluster.rank(me).node;
         let near = |rank: usize| transport == "loopback" || cluster.rank(rank).node == node;
         let segments = share(session, &layout, &PathBuf::from(keys.text("dir", "/dev/shm")), near)?;
-        let wires = wires(session, keys, &segments).map_err(spoilt)?;
+        let mut wires = wires(session, keys, &segments).map_err(spoilt)?;
+        wires.told.by_immediates = keys.number("immediates", 0u8).map_err(failed)? != 0;
         let setup = Setup { schedule: &schedule, kernel, spec: &case.spec, config };
         let report = run_rank(&setup, session, segments, wires)?;
         let (done, served) = (&report.values, &report.served);
@@ -234,8 +240,7 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
     let mut wires = wires(session, keys, &segments).inspect_err(|error| session.abort(&error.to_string()))?;
     let segment = segments[me as usize].clone().ok_or_else(|| failed("no own segment"))?;
     let patience = Duration::from_secs(keys.number("patience_s", 20).map_err(failed)?);
-    let mut pair =
-        Pair { session, segment: &segment, data, transport: wires.transports[0].as_mut(), peer, patience, polls: 0 };
+    let mut pair = Pair::new(session, &segment, data, wires.transports[0].as_mut(), peer, patience);
     session.barrier()?;
     let result: Result<String, HostError> = (|| {
         if what == "rounds" {
@@ -252,21 +257,22 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
                 time.as_secs_f64()
             ));
         }
-        let mut times = pair.latency_us(keys.number("rounds", 1000).map_err(failed)?)?;
+        let mut times = pair.latency_us(keys.number("rounds", 1000).map_err(failed)?, 0)?;
         times.sort_by(f64::total_cmp);
         let median = times[times.len() / 2];
         session.barrier()?;
         let mut text = format!("latency_us {median:.2}");
-        let rate = pair.bandwidth(1 << 20, keys.number("writes", 200).map_err(failed)?, 1)?;
+        let writes: u64 = keys.number("writes", 200).map_err(failed)?;
+        let time_s = pair.stream(1 << 20, writes, 1, u64::MAX)?;
         session.barrier()?;
-        let _ = write!(text, " bandwidth_1048576_mib_s {:.2}", rate / f64::from(1 << 20));
+        let _ = write!(text, " bandwidth_1048576_mib_s {:.2}", writes as f64 / time_s);
         Ok(text)
     })();
     match result {
         Ok(text) => {
             let lines = session.exchange(text.as_bytes())?;
             if me == 0 {
-                println!("{what} over {}: {}", pair.transport.name(), String::from_utf8_lossy(&lines[0]));
+                println!("{what} over {}: {}", pair.transport(), String::from_utf8_lossy(&lines[0]));
             }
             session.barrier()?;
             Ok(())

@@ -1,4 +1,4 @@
-//! The GPUs of one host that share a schedule, a program each: one process, a thread per GPU.
+//! The GPUs of one host that share a schedule, a program each: one process with a thread per GPU, or a process per GPU.
 //!
 //! ```text
 //! every rank: fresh flags, then the barrier      outside the timed span
@@ -6,17 +6,21 @@
 //! time: from the first rank's launch command to the last rank's end
 //! ```
 //!
-//! The barrier is a word of host memory that the threads spin on, so ranks start within some microseconds; by how much
-//! is part of the result. A rank's end is its own event's: the time of rank r is the host's clock at its launch command,
-//! less the first rank's, plus what its events say.
+//! The barrier is a word of host memory that the ranks spin on, so they start within some microseconds; by how much is
+//! part of the result. A rank's end is its own event's: the time of rank r is the host's clock at its launch command, less
+//! the first rank's, plus what its events say. That clock is the same for all processes of a host.
 
 use crate::device::{Device, HwError, Module};
+use crate::exported::Mapping;
 use crate::launch::{Addresses, Memory, RunTime, Runner};
 use crate::lower::Program;
 use crate::measure::{Compared, Inputs};
-use crate::proxy::Proxy;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use crate::party::Party;
+use crate::proxy::{Pacing, Proxy};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tilewire_kernels::{Kernel, Schedule, Spec};
 
 /// What a rank runs on.
@@ -42,11 +46,32 @@ impl Seat {
         }
         devices.truncate(count);
         Device::connect(&devices)?;
-        let seat = |device: Device| {
+        let seat = |(index, &device): (usize, &Device)| {
+            let next = devices[(index + 1) % devices.len()];
             let module = device.load(cubin)?;
-            Ok(Self { device, module, proxy: Proxy::new(device, module, queues)? })
+            Ok(Self { device, module, proxy: Proxy::new(device, module, queues, next)? })
         };
-        devices.into_iter().map(seat).collect()
+        devices.iter().enumerate().map(seat).collect()
+    }
+
+    /// The GPU of a rank among processes of this host that have one each, by rank number.
+    ///
+    /// # Errors
+    /// [`HwError::TooFewGpus`], [`HwError::NoPeerAccess`], and as [`Device::all`] and [`Proxy::new`].
+    pub fn of_rank(rank: usize, ranks: usize, cubin: &[u8], queues: u16) -> Result<Self, HwError> {
+        let gpus = Device::count()?;
+        if gpus < ranks {
+            return Err(HwError::TooFewGpus { ranks, gpus });
+        }
+        let device = Device::open_at(rank as i32)?;
+        (0..ranks as i32).filter(|&other| other != device.index).try_for_each(|other| device.reaches(other))?;
+        let module = device.load(cubin)?;
+        Ok(Self { device, module, proxy: Proxy::new(device, module, queues, device)? })
+    }
+
+    /// From now on, puts of this rank go as over this fabric.
+    pub const fn pace(&mut self, pacing: Option<Pacing>) {
+        self.proxy.pace(pacing);
     }
 }
 
@@ -70,33 +95,71 @@ impl ClusterTime {
             sm_mhz: self.ranks.iter().map(|rank| rank.sm_mhz).fold(f64::INFINITY, f64::min),
         }
     }
+
+    fn of(ended: &[Ended]) -> Self {
+        let first = ended.iter().map(|rank| rank.launched_ns).min().unwrap_or(0);
+        let after_us = |rank: &Ended| (rank.launched_ns - first) as f64 * 1e-3;
+        Self {
+            time_us: ended.iter().map(|rank| after_us(rank) + rank.time.time_us).fold(0.0, f64::max),
+            start_skew_us: ended.iter().map(after_us).fold(0.0, f64::max),
+            ranks: ended.iter().map(|rank| rank.time).collect(),
+        }
+    }
+}
+
+/// A rank's run.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Ended {
+    /// The host's clock at the launch command.
+    launched_ns: u64,
+    time: RunTime,
+}
+
+/// The host's clock.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// A schedule on several GPUs, ready to run again and again.
 pub struct ClusterRunner<'a> {
     schedule: &'a Schedule,
-    /// By rank number.
+    /// Those of this process, by rank number.
     pub ranks: Vec<Runner<'a>>,
+    party: Option<&'a Party>,
+    /// Memory of other processes; mapped as long as programs name it.
+    _peers: Vec<Mapping>,
 }
 
 /// Where the ranks meet before a launch.
-struct Barrier {
-    ranks: usize,
-    arrived: AtomicUsize,
-    broken: AtomicBool,
+pub(crate) struct Barrier<'a> {
+    /// Ranks that came, over all meetings.
+    pub(crate) arrived: &'a AtomicU32,
+    /// Not 0 once a rank will not come.
+    pub(crate) broken: &'a AtomicU32,
+    /// What `arrived` is when all have come.
+    pub(crate) goal: u32,
+    /// Raised when a process is lost.
+    pub(crate) stop: Option<&'a AtomicBool>,
 }
 
-impl Barrier {
+impl Barrier<'_> {
     /// Whether all ranks came.
-    fn meet(&self) -> bool {
+    pub(crate) fn meet(&self) -> bool {
         self.arrived.fetch_add(1, Ordering::AcqRel);
-        while self.arrived.load(Ordering::Acquire) < self.ranks {
-            if self.broken.load(Ordering::Relaxed) {
+        let behind = || (self.arrived.load(Ordering::Acquire).wrapping_sub(self.goal) as i32) < 0;
+        while behind() {
+            if self.broken.load(Ordering::Relaxed) != 0 || self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
                 return false;
             }
             std::hint::spin_loop();
         }
         true
+    }
+
+    /// This rank will not come.
+    pub(crate) fn fail(&self) {
+        self.broken.store(1, Ordering::Relaxed);
     }
 }
 
@@ -120,63 +183,83 @@ impl<'a> ClusterRunner<'a> {
                 Runner::with_memory(seat.device, seat.module, &seat.proxy, schedule, program, memory, &addresses)
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { schedule, ranks })
+        Ok(Self { schedule, ranks, party: None, _peers: Vec::new() })
+    }
+
+    /// As [`ClusterRunner::new`] for the rank of this process; all processes call it together.
+    ///
+    /// # Errors
+    /// [`HwError::Party`], [`HwError::Cuda`].
+    pub fn joined(
+        seat: &'a Seat,
+        party: &'a Party,
+        schedule: &'a Schedule,
+        mut programs: Vec<Program>,
+    ) -> Result<Self, HwError> {
+        let program = programs.swap_remove(party.rank());
+        let (memory, descriptor, bytes) = Memory::exported(seat.device, &program)?;
+        let sizes = party.exchange(&(bytes as u64).to_le_bytes())?;
+        let descriptors = party.pass(descriptor.as_fd())?;
+        let (mut bases, mut peers) = (Vec::new(), Vec::new());
+        for (descriptor, size) in descriptors.into_iter().zip(&sizes) {
+            let Some(descriptor) = descriptor else {
+                bases.push(memory.base());
+                continue;
+            };
+            let bytes = <[u8; 8]>::try_from(&size[..]).map(u64::from_le_bytes);
+            let bytes = bytes.map_err(|_| HwError::Party("a size of other than 8 bytes".into()))?;
+            let peer = Mapping::import(seat.device, descriptor.as_fd(), bytes as usize)?;
+            bases.push(peer.address);
+            peers.push(peer);
+        }
+        let addresses = Addresses::mapped(&program, &bases);
+        let Seat { device, module, proxy } = seat;
+        let runner = Runner::with_memory(*device, *module, proxy, schedule, program, memory, &addresses)?;
+        Ok(Self { schedule, ranks: vec![runner], party: Some(party), _peers: peers })
     }
 
     /// One run with fresh flags.
     ///
     /// # Errors
-    /// [`HwError::Stuck`] with the blocked CTAs of all ranks when a watchdog ended it, [`HwError::Cuda`].
+    /// [`HwError::Stuck`] with the blocked CTAs of all ranks when a watchdog ended it, [`HwError::Cuda`],
+    /// [`HwError::Party`].
     pub fn run(&mut self) -> Result<ClusterTime, HwError> {
-        let barrier = Barrier { ranks: self.ranks.len(), arrived: AtomicUsize::new(0), broken: AtomicBool::new(false) };
-        let clock = Instant::now();
+        let (arrived, broken) = (AtomicU32::new(0), AtomicU32::new(0));
+        let goal = self.ranks.len() as u32;
+        let local = || Barrier { arrived: &arrived, broken: &broken, goal, stop: None };
+        let barrier = self.party.map_or_else(local, Party::barrier);
         let one = |runner: &mut Runner<'a>| {
-            let mut launched_us = None;
+            let mut launched_ns = None;
             let time = runner.reset().and_then(|()| {
                 runner.run_ready(|| {
                     if barrier.meet() {
-                        launched_us = Some(clock.elapsed().as_secs_f64() * 1e6);
+                        launched_ns = Some(now_ns());
                     }
-                    launched_us.is_some()
+                    launched_ns.is_some()
                 })
             });
-            barrier.broken.fetch_or(time.is_err(), Ordering::Relaxed);
-            time.map(|time| launched_us.zip(time))
+            if time.is_err() {
+                barrier.fail();
+            }
+            time.map(|time| launched_ns.zip(time).map(|(launched_ns, time)| Ended { launched_ns, time }))
         };
         let ended: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = self.ranks.iter_mut().map(|runner| scope.spawn(|| one(runner))).collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank's thread does not panic")).collect()
         });
-        let (mut ranks, mut failed, mut blocked) = (Vec::new(), None, Vec::new());
-        for end in ended {
-            match end {
-                Ok(Some(rank)) => ranks.push(rank),
-                Ok(None) => {}
-                Err(HwError::Stuck(list)) => blocked.extend(list),
-                Err(error) => failed = Some(error),
-            }
-        }
-        if !blocked.is_empty() {
-            return Err(HwError::Stuck(blocked));
-        }
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        let first = ranks.iter().map(|&(at, _)| at).fold(f64::INFINITY, f64::min);
-        let last = ranks.iter().map(|&(at, _)| at).fold(0.0, f64::max);
-        let end = ranks.iter().map(|&(at, time)| at + time.time_us).fold(0.0, f64::max);
-        Ok(ClusterTime {
-            time_us: end - first,
-            start_skew_us: last - first,
-            ranks: ranks.into_iter().map(|(_, time)| time).collect(),
-        })
+        let own = whole(ended);
+        let Some(party) = self.party else { return own.map(|ended| ClusterTime::of(&ended)) };
+        tell(party, own).map(|ended| ClusterTime::of(&ended.concat()))
     }
 
     /// Runs other programs of the same schedule from now on, by rank number.
     ///
     /// # Errors
     /// [`HwError::Cuda`].
-    pub fn replace(&mut self, programs: Vec<Program>) -> Result<(), HwError> {
+    pub fn replace(&mut self, mut programs: Vec<Program>) -> Result<(), HwError> {
+        if let Some(party) = self.party {
+            programs = vec![programs.swap_remove(party.rank())];
+        }
         self.ranks.iter_mut().zip(programs).try_for_each(|(runner, program)| runner.replace(program))
     }
 
@@ -185,7 +268,7 @@ impl<'a> ClusterRunner<'a> {
     /// # Errors
     /// As [`ClusterRunner::run`].
     pub fn back_to_back(&mut self, count: usize) -> Result<Vec<RunTime>, HwError> {
-        if let [alone] = &mut self.ranks[..] {
+        if let ([alone], None) = (&mut self.ranks[..], self.party) {
             return alone.back_to_back(count);
         }
         (0..count).map(|_| self.run().map(|time| time.slowest())).collect()
@@ -223,11 +306,8 @@ impl<'a> ClusterRunner<'a> {
     /// # Errors
     /// [`HwError::Cuda`].
     pub fn compare(&self, kernel: &dyn Kernel, spec: &Spec, inputs: &Inputs) -> Result<Compared, HwError> {
-        let mut all = Compared::default();
-        for runner in &self.ranks {
-            all.join(crate::measure::compare(runner, self.schedule, kernel, spec, inputs)?);
-        }
-        Ok(all)
+        let all = self.join(|runner| crate::measure::compare(runner, self.schedule, kernel, spec, inputs).map(Some))?;
+        Ok(all.unwrap_or_default())
     }
 
     /// Compares `count` outputs of every rank and looks for poison in all others. None for kernels whose outputs are no
@@ -242,13 +322,104 @@ impl<'a> ClusterRunner<'a> {
         inputs: &Inputs,
         count: u64,
     ) -> Result<Option<Compared>, HwError> {
-        let mut all = Compared::default();
-        for runner in &self.ranks {
-            match crate::measure::compare_samples(runner, self.schedule, kernel, spec, inputs, count)? {
-                Some(compared) => all.join(compared),
-                None => return Ok(None),
-            }
+        self.join(|runner| crate::measure::compare_samples(runner, self.schedule, kernel, spec, inputs, count))
+    }
+
+    /// Comparisons of all ranks; none if one has none.
+    fn join(
+        &self,
+        one: impl Fn(&Runner<'a>) -> Result<Option<Compared>, HwError> + Sync,
+    ) -> Result<Option<Compared>, HwError> {
+        let one = |runner: &Runner<'a>| runner.make_current().and_then(|()| one(runner));
+        let own = std::thread::scope(|scope| {
+            let threads: Vec<_> = self.ranks.iter().map(|runner| scope.spawn(|| one(runner))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a comparison does not panic")).collect()
+        });
+        let all = match self.party {
+            Some(party) => tell::<Vec<_>>(party, own)?.concat(),
+            None => own?,
+        };
+        let add = |mut sum: Compared, one: Option<Compared>| {
+            sum.join(one?);
+            Some(sum)
+        };
+        Ok(all.into_iter().try_fold(Compared::default(), add))
+    }
+}
+
+/// What every process found, by rank number, or the first error.
+fn tell<T: Serialize + for<'de> Deserialize<'de>>(party: &Party, own: Result<T, HwError>) -> Result<Vec<T>, HwError> {
+    let words = own.as_ref().map_err(ToString::to_string);
+    let text = serde_json::to_vec(&words).map_err(|error| HwError::Party(error.to_string()))?;
+    let all = party.exchange(&text);
+    // The own error says more than what the others make of it.
+    own?;
+    let read = |(rank, text): (usize, Vec<u8>)| {
+        let said: Result<T, String> =
+            serde_json::from_slice(&text).map_err(|error| HwError::Party(format!("rank {rank}: {error}")))?;
+        said.map_err(|error| HwError::Party(format!("rank {rank}: {error}")))
+    };
+    all?.into_iter().enumerate().map(read).collect()
+}
+
+/// All ranks' runs, or what went wrong first: blocked CTAs of any say the most.
+fn whole(ended: Vec<Result<Option<Ended>, HwError>>) -> Result<Vec<Ended>, HwError> {
+    let (mut runs, mut failed, mut blocked, mut missing) = (Vec::new(), None, Vec::new(), false);
+    for end in ended {
+        match end {
+            Ok(Some(rank)) => runs.push(rank),
+            Ok(None) => missing = true,
+            Err(HwError::Stuck(list)) => blocked.extend(list),
+            Err(error) => failed = Some(error),
         }
-        Ok(Some(all))
+    }
+    if !blocked.is_empty() {
+        return Err(HwError::Stuck(blocked));
+    }
+    match failed {
+        Some(error) => Err(error),
+        None if missing => Err(HwError::Party("a rank did not come to the barrier".into())),
+        None => Ok(runs),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tilewire_kernels::{Blocked, Rank, RoleKind};
+
+    fn ended(launched_ns: u64, time_us: f64) -> Ended {
+        Ended { launched_ns, time: RunTime { time_us, span_us: time_us - 10.0, sm_mhz: 1500.0 + time_us } }
+    }
+
+    #[test]
+    fn a_cluster_s_time_is_from_the_first_command_to_the_last_end() {
+        let time = ClusterTime::of(&[ended(7_000, 100.0), ended(5_000, 101.0), ended(6_500, 90.0)]);
+        assert_eq!((time.time_us, time.start_skew_us), (102.0, 2.0), "rank 0 begins 2 us after rank 1 and ends last");
+        assert_eq!(time.slowest(), RunTime { time_us: 102.0, span_us: 91.0, sm_mhz: 1590.0 });
+    }
+
+    #[test]
+    fn blocked_ctas_come_before_other_errors() {
+        let blocked = |gpu| Blocked {
+            rank: Rank { node: 0, gpu },
+            launch: "main".into(),
+            role: RoleKind::Compute,
+            cta: 0,
+            task: 0,
+            flag: "f".into(),
+            slot: 0,
+            have: 0,
+            need: 1,
+        };
+        let cuda = || HwError::Cuda { call: "cuEventRecord", name: "lost".into() };
+        let stuck = |gpu| Err(HwError::Stuck(vec![blocked(gpu)]));
+        match whole(vec![stuck(0), Err(cuda()), stuck(2), Ok(None)]) {
+            Err(HwError::Stuck(list)) => assert_eq!(list.iter().map(|b| b.rank.gpu).collect::<Vec<_>>(), [0, 2]),
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(whole(vec![Ok(None), Err(cuda())]), Err(HwError::Cuda { .. })));
+        assert!(matches!(whole(vec![Ok(None), Ok(Some(ended(0, 1.0)))]), Err(HwError::Party(_))));
+        assert_eq!(whole(vec![Ok(Some(ended(0, 1.0)))]).expect("it ran").len(), 1);
     }
 }

@@ -77,6 +77,9 @@ pub enum HwError {
         /// GPUs.
         gpus: usize,
     },
+    /// Ranks that are processes did not stay together, or one of them failed.
+    #[error("ranks that are processes: {0}")]
+    Party(String),
     /// No copy of the driver's runs beside a kernel that owns every SM.
     #[error("no copy of this driver runs beside a kernel that owns every SM: puts would starve")]
     NoCopyEngine,
@@ -133,39 +136,45 @@ impl Device {
     /// # Errors
     /// [`HwError::NoDriver`], [`HwError::NoDevice`], [`HwError::Architecture`], [`HwError::Cuda`].
     pub fn all() -> Result<Vec<Self>, HwError> {
-        let first = Self::open_at(0)?;
+        (0..Self::count()? as i32).map(Self::open_at).collect()
+    }
+
+    /// GPUs of this machine.
+    ///
+    /// # Errors
+    /// [`HwError::NoDriver`], [`HwError::NoDevice`], [`HwError::Cuda`].
+    pub fn count() -> Result<usize, HwError> {
+        // SAFETY: only tries to load the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(HwError::NoDriver);
+        }
         let mut count = 0;
-        // SAFETY: `count` outlives the call; the driver is initialised.
-        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
-        std::iter::once(Ok(first)).chain((1..count).map(Self::open_at)).collect()
+        // SAFETY: the library is there; `count` outlives the call.
+        unsafe {
+            if sys::cuInit(0) == sys::CUresult::CUDA_ERROR_NO_DEVICE {
+                return Err(HwError::NoDevice);
+            }
+            check("cuDeviceGetCount", sys::cuDeviceGetCount(&raw mut count))?;
+        }
+        if count == 0 { Err(HwError::NoDevice) } else { Ok(count as usize) }
     }
 
     /// The GPU of an index; its context becomes current in this thread.
     ///
     /// # Errors
     /// [`HwError::NoDriver`], [`HwError::NoDevice`], [`HwError::Architecture`], [`HwError::Cuda`].
-    fn open_at(index: i32) -> Result<Self, HwError> {
+    pub(crate) fn open_at(index: i32) -> Result<Self, HwError> {
         use sys::CUdevice_attribute as A;
-        // SAFETY: only tries to load the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(HwError::NoDriver);
-        }
-        let (mut device, mut count, mut context) = (0, 0, std::ptr::null_mut());
+        Self::count()?;
+        let (mut device, mut context) = (0, std::ptr::null_mut());
         let attribute = |attribute, device| {
             let mut value = 0;
             // SAFETY: `value` outlives the call.
             check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
             Ok::<i32, HwError>(value)
         };
-        // SAFETY: the library is there; all pointers are to live locals.
+        // SAFETY: the library is there and initialised; all pointers are to live locals.
         unsafe {
-            if sys::cuInit(0) == sys::CUresult::CUDA_ERROR_NO_DEVICE {
-                return Err(HwError::NoDevice);
-            }
-            check("cuDeviceGetCount", sys::cuDeviceGetCount(&raw mut count))?;
-            if count == 0 {
-                return Err(HwError::NoDevice);
-            }
             check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, index))?;
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
         }
@@ -185,27 +194,36 @@ impl Device {
     /// # Errors
     /// [`HwError::NoPeerAccess`] where a pair lacks access or native atomics, [`HwError::Cuda`].
     pub fn connect(devices: &[Self]) -> Result<(), HwError> {
-        use sys::CUdevice_P2PAttribute as A;
         for from in devices {
             from.make_current()?;
             for to in devices.iter().filter(|to| to.index != from.index) {
-                for attribute in
-                    [A::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, A::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED]
-                {
-                    let mut value = 0;
-                    // SAFETY: `value` outlives the call; device handles are indices.
-                    check("cuDeviceGetP2PAttribute", unsafe {
-                        sys::cuDeviceGetP2PAttribute(&raw mut value, attribute, from.index, to.index)
-                    })?;
-                    if value == 0 {
-                        return Err(HwError::NoPeerAccess { from: from.index, to: to.index });
-                    }
-                }
+                from.reaches(to.index)?;
                 // SAFETY: both contexts live as long as the process.
                 let enabled = unsafe { sys::cuCtxEnablePeerAccess(to.context, 0) };
                 if enabled != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
                     check("cuCtxEnablePeerAccess", enabled)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this GPU can read, write and add to the memory of the GPU `to`, whose process may be another.
+    ///
+    /// # Errors
+    /// [`HwError::NoPeerAccess`], [`HwError::Cuda`].
+    pub(crate) fn reaches(&self, to: i32) -> Result<(), HwError> {
+        use sys::CUdevice_P2PAttribute as A;
+        for attribute in
+            [A::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, A::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED]
+        {
+            let mut value = 0;
+            // SAFETY: `value` outlives the call; device handles are indices.
+            check("cuDeviceGetP2PAttribute", unsafe {
+                sys::cuDeviceGetP2PAttribute(&raw mut value, attribute, self.index, to)
+            })?;
+            if value == 0 {
+                return Err(HwError::NoPeerAccess { from: self.index, to });
             }
         }
         Ok(())

@@ -3,7 +3,9 @@
 use crate::cluster::{ClusterRunner, Seat};
 use crate::device::{self, HwError};
 use crate::lower::Program;
+use crate::party::Party;
 use crate::probe::{self, Driver};
+use crate::proxy::Pacing;
 use std::fs;
 use std::path::Path;
 use tilewire_kernels::Schedule;
@@ -30,20 +32,56 @@ pub struct Facts {
 /// GPUs of this host.
 pub struct Gpus {
     seats: Vec<Seat>,
+    /// The other processes, where every rank is one.
+    party: Option<Party>,
     /// What records say.
     pub facts: Facts,
 }
 
 impl Gpus {
-    /// Opens the first `count` GPUs. Machine code is kept in `cache`, by what it was compiled from.
+    /// Opens the first `count` GPUs. Machine code is kept in `cache`, by what it was compiled from. With `pacing`, puts
+    /// between them go as over an emulated fabric.
     ///
     /// # Errors
     /// [`HwError`]; a machine without driver, compiler or so many GPUs is one.
-    pub fn open(cache: &Path, count: usize) -> Result<Self, HwError> {
-        let (major, minor) = device::nvrtc_version()?;
-        let nvrtc = format!("{major}.{minor}");
+    pub fn open(cache: &Path, count: usize, pacing: Option<Pacing>) -> Result<Self, HwError> {
+        let nvrtc = nvrtc()?;
         let cubin = cubin(cache, &nvrtc)?;
-        let seats = Seat::first(count, &cubin, QUEUES)?;
+        let mut seats = Seat::first(count, &cubin, QUEUES)?;
+        for seat in &mut seats {
+            seat.pace(pacing);
+        }
+        let copies = || format!("{:?}", seats[0].proxy.method).to_lowercase();
+        let transport = match (seats.len(), pacing) {
+            (1, _) => format!("loopback by {}", copies()),
+            (gpus, None) => format!("peer access between {gpus} GPUs"),
+            (gpus, Some(_)) => format!("emulated nodes: loopback by {} between {gpus} GPUs", copies()),
+        };
+        Self::new(seats, None, nvrtc, &cubin, transport)
+    }
+
+    /// Opens the GPU of this process's rank.
+    ///
+    /// # Errors
+    /// As [`Gpus::open`], and [`HwError::Party`].
+    pub fn join(cache: &Path, party: Party) -> Result<Self, HwError> {
+        let nvrtc = nvrtc()?;
+        // One compiles, the others find it in the cache.
+        let first = if party.rank() == 0 { Some(cubin(cache, &nvrtc)) } else { None };
+        party.exchange(&[])?;
+        let cubin = first.unwrap_or_else(|| cubin(cache, &nvrtc))?;
+        let seat = Seat::of_rank(party.rank(), party.ranks(), &cubin, QUEUES)?;
+        let transport = format!("exported memory between {} processes with a GPU each", party.ranks());
+        Self::new(vec![seat], Some(party), nvrtc, &cubin, transport)
+    }
+
+    fn new(
+        seats: Vec<Seat>,
+        party: Option<Party>,
+        nvrtc: String,
+        cubin: &[u8],
+        transport: String,
+    ) -> Result<Self, HwError> {
         let (gpu, driver) = match probe::driver() {
             Driver::Present { cuda_version, module, gpus, .. } => (
                 gpus.first().map_or_else(String::new, |gpu| gpu.name.clone()),
@@ -51,17 +89,14 @@ impl Gpus {
             ),
             _ => return Err(HwError::NoDriver),
         };
-        let facts = Facts {
-            gpu,
-            driver: driver.trim().to_owned(),
-            nvrtc,
-            cubin: blake3::hash(&cubin).to_hex()[..16].to_owned(),
-            transport: match &seats[..] {
-                [alone] => format!("loopback by {:?}", alone.proxy.method).to_lowercase(),
-                several => format!("peer access between {} GPUs", several.len()),
-            },
-        };
-        Ok(Self { seats, facts })
+        let cubin = blake3::hash(cubin).to_hex()[..16].to_owned();
+        let facts = Facts { gpu, driver: driver.trim().to_owned(), nvrtc, cubin, transport };
+        Ok(Self { seats, party, facts })
+    }
+
+    /// The other processes, where every rank is one.
+    pub const fn party(&self) -> Option<&Party> {
+        self.party.as_ref()
     }
 
     /// SMs of each.
@@ -72,10 +107,18 @@ impl Gpus {
     /// Programs with their memory, a GPU for each.
     ///
     /// # Errors
-    /// As [`ClusterRunner::new`].
+    /// As [`ClusterRunner::new`] and [`ClusterRunner::joined`].
     pub fn runner<'a>(&'a self, schedule: &'a Schedule, programs: Vec<Program>) -> Result<ClusterRunner<'a>, HwError> {
-        ClusterRunner::new(&self.seats, schedule, programs)
+        match &self.party {
+            Some(party) => ClusterRunner::joined(&self.seats[0], party, schedule, programs),
+            None => ClusterRunner::new(&self.seats, schedule, programs),
+        }
     }
+}
+
+fn nvrtc() -> Result<String, HwError> {
+    let (major, minor) = device::nvrtc_version()?;
+    Ok(format!("{major}.{minor}"))
 }
 
 /// The interpreter's machine code, from the cache if it is there.

@@ -4,6 +4,7 @@
 //! there ([`Addresses`]).
 
 use crate::device::{Device, HwError, Module, check};
+use crate::exported::Mapping;
 use crate::lower::{
     DeviceRegion, DeviceRole, DeviceSignal, DeviceStart, DeviceTask, DeviceWait, MAX_MAPS, MapKind, MapSpec, Program,
 };
@@ -12,6 +13,8 @@ use crate::proxy::{Posting, Proxy, Stream};
 use crate::timeline::{self, CtaTimes, Stamps, TaskTime};
 use cudarc::driver::sys;
 use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tilewire_kernels::{Blocked, RoleKind, Schedule};
 
@@ -60,7 +63,7 @@ struct BlockedWord {
 }
 
 /// What a run took.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RunTime {
     /// From before the first launch to the end of the last one, by the device's events.
     pub time_us: f64,
@@ -89,6 +92,47 @@ impl Memory {
         let arenas = program.arenas.iter().enumerate().filter(own).map(take).collect::<Result<_, _>>()?;
         Ok(Self { arenas, words: DeviceMemory::new(words_bytes(program))? })
     }
+
+    /// As [`Memory::new`], and a descriptor by which other processes can map it.
+    ///
+    /// # Errors
+    /// As [`Memory::new`].
+    pub(crate) fn exported(device: Device, program: &Program) -> Result<(Self, OwnedFd, usize), HwError> {
+        let places = places(program, program.gpu);
+        let (mapping, descriptor) = Mapping::export(device, places.bytes)?;
+        let mapping = Arc::new(mapping);
+        let part = |(at, bytes): (usize, usize)| DeviceMemory::part(&mapping, at, bytes);
+        let memory = Self { arenas: places.arenas.iter().copied().map(part).collect(), words: part(places.words) };
+        Ok((memory, descriptor, mapping.bytes()))
+    }
+
+    /// Where memory that is one piece begins.
+    pub(crate) fn base(&self) -> u64 {
+        self.arenas.first().unwrap_or(&self.words).address
+    }
+}
+
+/// Where arenas and words of a GPU lie in memory that is one piece: first byte and bytes.
+struct Places {
+    arenas: Vec<(usize, usize)>,
+    words: (usize, usize),
+    bytes: usize,
+}
+
+/// Arenas begin at multiples of this, more than any tensor map or copy asks for.
+const ARENA_ALIGN: usize = 4096;
+
+fn places(program: &Program, gpu: u32) -> Places {
+    let mut end = 0;
+    let mut place = |bytes: usize| {
+        let at = end;
+        end = (at + bytes.max(1)).next_multiple_of(ARENA_ALIGN);
+        (at, bytes)
+    };
+    let own = (0..).zip(&program.arenas).filter(|&(arena, _)| program.gpu_of(arena) == gpu);
+    let arenas = own.map(|(_, &bytes)| place(bytes as usize)).collect();
+    let words = place(words_bytes(program));
+    Places { arenas, words, bytes: end }
 }
 
 /// The FIFO's head is one word more.
@@ -110,6 +154,17 @@ impl Addresses {
             arenas: all.clone().flat_map(|memory| memory.arenas.iter().map(|arena| arena.address)).collect(),
             words: all.map(|memory| memory.words.address).collect(),
         }
+    }
+
+    /// Of memory of other processes that is mapped at these addresses, by GPU.
+    pub(crate) fn mapped(program: &Program, bases: &[u64]) -> Self {
+        let (mut arenas, mut words) = (Vec::new(), Vec::new());
+        for (gpu, base) in (0..).zip(bases) {
+            let places = places(program, gpu);
+            arenas.extend(places.arenas.iter().map(|&(at, _)| base + at as u64));
+            words.push(base + places.words.0 as u64);
+        }
+        Self { arenas, words }
     }
 
     /// A word of a GPU.
@@ -297,6 +352,11 @@ impl<'a> Runner<'a> {
         self.blocked = SharedMemory::new(blocks(&program) * BLOCKED_PER_CTA * size_of::<BlockedWord>())?;
         self.program = program;
         Ok(())
+    }
+
+    /// Makes the GPU's context current in this thread.
+    pub(crate) fn make_current(&self) -> Result<(), HwError> {
+        self.device.make_current()
     }
 
     /// The lowered program.

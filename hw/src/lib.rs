@@ -5,10 +5,10 @@
 //!    │
 //!    └─ lower ─▶ Program ─▶ launch: device interpreter on a GPU     ◀── device: driver, NVRTC
 //!                             │  FIFO in host memory                ◀── memory
-//!                             │  cluster: a GPU per rank, peers over NVLink
+//!                             │  cluster: a GPU per rank, peers over NVLink; party: where ranks are processes
 //!                             └▶ proxy: puts by the copy engines
 //!                measure: inputs, comparison with the reference, times; timeline: of every task; reduced: compute or communication alone
-//!                gpu: all of it opened at once
+//!                gpu: all of it opened at once; readings: flags, launches and the FIFO by themselves
 //! Schedule ──▶ host: CPU threads as CTAs, one or more processes  ──▶ transport: loopback, RDMA   ◀── bootstrap: TCP
 //! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
 //! ```
@@ -18,15 +18,18 @@
 pub mod bootstrap;
 pub mod cluster;
 pub mod device;
+mod exported;
 pub mod gpu;
 pub mod host;
 pub mod launch;
 pub mod lower;
 pub mod measure;
 pub mod memory;
+pub mod party;
 pub mod probe;
 pub mod program;
 pub mod proxy;
+pub mod readings;
 pub mod reduced;
 mod samples;
 pub mod timeline;

@@ -20,7 +20,7 @@ use tilewire_kernels::{Kernel, Rank, Schedule, Spec};
 pub use crate::samples::{Samples, compare_samples, samples};
 
 /// Values compared with the reference.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Compared {
     /// Elements.
     pub elements: u64,
@@ -42,8 +42,8 @@ pub struct Inputs {
     bytes: Vec<Vec<Bytes>>,
     /// Slices, with the number of the rank, by tensor and first row.
     slices: BTreeMap<(&'static str, u64), Vec<(usize, Slice)>>,
-    /// The first samples asked for: they take long, and stay the same from split to split.
-    pub(crate) sampled: OnceLock<((Rank, u64), Option<Samples>)>,
+    /// By rank number, the first samples asked for and their count: they take long, and stay the same from split to split.
+    pub(crate) sampled: Vec<OnceLock<(u64, Option<Samples>)>>,
 }
 
 /// Random inputs.
@@ -63,7 +63,7 @@ pub fn inputs(schedule: &Schedule, kernel: &dyn Kernel, spec: &Spec, mode: Mode,
         }
         Mode::Virtual | Mode::Cluster => cluster.iter().map(random).collect(),
     };
-    Inputs { bytes, slices, sampled: OnceLock::new() }
+    Inputs { bytes, slices, sampled: cluster.iter().map(|_| OnceLock::new()).collect() }
 }
 
 /// By buffer: random elements where a slice lies, poison elsewhere.

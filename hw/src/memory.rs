@@ -1,14 +1,18 @@
 //! Memory that frees itself: on the device, and on the host where both sides see it.
 
 use crate::device::{HwError, check};
+use crate::exported::Mapping;
 use cudarc::driver::sys;
 use std::ffi::c_void;
+use std::sync::Arc;
 
 /// Device memory.
 #[derive(Debug)]
 pub struct DeviceMemory {
     pub(crate) address: u64,
     bytes: usize,
+    /// What it is a part of, where it is no allocation of its own.
+    part_of: Option<Arc<Mapping>>,
 }
 
 impl DeviceMemory {
@@ -21,7 +25,13 @@ impl DeviceMemory {
         let mut address = 0;
         // SAFETY: `address` outlives the call.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) })?;
-        Ok(Self { address, bytes })
+        Ok(Self { address, bytes, part_of: None })
+    }
+
+    /// `bytes` bytes of a mapping from byte `at` on.
+    pub(crate) fn part(mapping: &Arc<Mapping>, at: usize, bytes: usize) -> Self {
+        assert!(at + bytes <= mapping.bytes(), "{bytes} bytes at {at} of a mapping of {}", mapping.bytes());
+        Self { address: mapping.address + at as u64, bytes, part_of: Some(mapping.clone()) }
     }
 
     /// Memory that holds `items`.
@@ -87,8 +97,10 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated by cuMemAlloc and freed once. After a trap the call fails, and nothing is left to free.
-        unsafe { sys::cuMemFree_v2(self.address) };
+        if self.part_of.is_none() {
+            // SAFETY: allocated by cuMemAlloc and freed once. After a trap the call fails, and nothing is left to free.
+            unsafe { sys::cuMemFree_v2(self.address) };
+        }
     }
 }
 
@@ -120,6 +132,11 @@ impl SharedMemory {
             check("cuMemHostGetDevicePointer", sys::cuMemHostGetDevicePointer_v2(&raw mut address, host, 0))?;
         }
         Ok(Self { host, address, bytes })
+    }
+
+    /// Address in this process.
+    pub fn host_address(&self) -> u64 {
+        self.host as u64
     }
 
     /// Reads item `index` of an array of `T`.

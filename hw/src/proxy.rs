@@ -4,11 +4,12 @@
 //! CTA ── FIFO in host memory ──▶ proxy thread ──▶ stream of the queue: copy, then the arrival word
 //! ```
 //!
-//! A FIFO slot holds the run and the task, so it needs no clearing and is as long as a run has puts: it is never full.
-//! The arrival word is written by the stream after its copy, as an immediate arrives with its data.
+//! The FIFO is a [`Ring`], the one that [`crate::transport::ring::Puts`] serves over any transport; here the transport is
+//! the copy engine, whose completions are a stream's. The arrival word is written by the stream after its copy, as an immediate arrives with its data.
 
 use crate::device::{Device, HwError, Module, check};
 use crate::memory::{DeviceMemory, SharedMemory};
+use crate::transport::ring::Ring;
 use cudarc::driver::sys;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
@@ -196,18 +197,19 @@ fn copy(method: CopyMethod, dst: u64, src: u64, bytes: u64, queue: &Queue) -> Re
 }
 
 impl Proxy {
-    /// A proxy with this many queues. Finds a copy that runs beside a kernel that owns every SM.
+    /// A proxy with this many queues. Finds a copy to the memory of `to`, which may be another GPU, that runs beside a
+    /// kernel that owns every SM.
     ///
     /// # Errors
     /// [`HwError::NoCopyEngine`], [`HwError::Cuda`].
-    pub fn new(device: Device, module: Module, queues: u16) -> Result<Self, HwError> {
+    pub fn new(device: Device, module: Module, queues: u16, to: Device) -> Result<Self, HwError> {
         let queue = |_| {
             Ok(Queue { stream: Stream::new()?, bounce: SharedMemory::new(BOUNCE_BYTES)?, posted: AtomicU32::new(0) })
         };
         let queues = (0..queues.max(1)).map(queue).collect::<Result<Vec<_>, HwError>>()?;
         let mut tried = Vec::new();
         for method in [CopyMethod::Batch, CopyMethod::Matrix, CopyMethod::Plain, CopyMethod::Host] {
-            tried.push((method, time_beside(device, module, method, &queues[0])?));
+            tried.push((method, time_beside(device, module, method, &queues[0], to)?));
         }
         let Some(&(method, _)) = tried.iter().find(|(_, time)| time.is_some()) else {
             return Err(HwError::NoCopyEngine);
@@ -240,20 +242,17 @@ impl Proxy {
         let mut links = vec![Instant::now(); postings.iter().map(|put| put.link as usize + 1).max().unwrap_or(0)];
         let mut flying: Vec<VecDeque<Flying>> = self.queues.iter().map(|_| VecDeque::new()).collect();
         let mut sent: HashMap<u64, u32> = HashMap::new();
-        let mut slot = slots.start;
-        while slot < slots.end || flying.iter().any(|queue| !queue.is_empty()) {
+        let mut ring = Ring::new(fifo, slots, run);
+        while !ring.is_over() || flying.iter().any(|queue| !queue.is_empty()) {
             // Before the look at the FIFO: what a launch asked for before it ended is there.
             let stopped = stop.load(Ordering::Acquire);
-            let command: u64 = if slot < slots.end { fifo.get(slot) } else { 0 };
-            if command >> 32 == u64::from(run) {
-                std::sync::atomic::fence(Ordering::Acquire);
-                let put = postings[(command & u64::from(u32::MAX)) as usize - 1];
-                slot += 1;
+            if let Some(task) = ring.next_task() {
+                let put = postings[task];
                 let number = usize::from(put.queue) % self.queues.len();
                 if let Some(lands) = self.post(&put, number, &mut links[put.link as usize])? {
                     flying[number].push_back(lands);
                 }
-            } else if stopped && slot < slots.end {
+            } else if stopped && !ring.is_over() {
                 return Ok(());
             }
             for (number, queue) in flying.iter_mut().enumerate() {
@@ -316,19 +315,29 @@ const fn reached(counter: u32, value: u32) -> bool {
     counter.wrapping_sub(value) < 1 << 31
 }
 
-/// How long a copy and a word write take while a kernel owns every SM; none if they do not end before it does.
-fn time_beside(device: Device, module: Module, method: CopyMethod, queue: &Queue) -> Result<Option<Duration>, HwError> {
+/// How long a copy and a word write to the memory of `to` take while a kernel owns every SM of `device`; none if they do
+/// not end before it does.
+fn time_beside(
+    device: Device,
+    module: Module,
+    method: CopyMethod,
+    queue: &Queue,
+    to: Device,
+) -> Result<Option<Duration>, HwError> {
     const BYTES: u64 = 1 << 20;
     const PATIENCE: Duration = Duration::from_millis(40);
     let words = SharedMemory::new(4 * (1 + 2 * device.sms as usize))?;
-    let memory = DeviceMemory::new(2 * BYTES as usize + 256)?;
+    to.make_current()?;
+    let there = DeviceMemory::new(BYTES as usize + 256)?;
+    device.make_current()?;
+    let here = DeviceMemory::new(BYTES as usize)?;
     let holder = module.function("hold_all_sms", 0)?;
     let stream = &queue.stream;
     let blocks = 2 * device.sms;
     let all_begun = || (1..=blocks as usize).all(|block| words.get::<u32>(block) == 1);
     let on = Stream::new()?;
     // Whatever the driver loads at a first use must not wait for the kernel.
-    if copy(method, memory.address, memory.address + BYTES, BYTES, queue).is_err() {
+    if copy(method, there.address, here.address, BYTES, queue).is_err() {
         return Ok(None);
     }
     stream.synchronize()?;
@@ -345,12 +354,8 @@ fn time_beside(device: Device, module: Module, method: CopyMethod, queue: &Queue
     }
     let held = all_begun();
     let begin = Instant::now();
-    let posted = copy(method, memory.address, memory.address + BYTES, BYTES, queue).and_then(|()| {
-        // SAFETY: the word is inside `memory`.
-        check("cuStreamWriteValue32", unsafe {
-            sys::cuStreamWriteValue32_v2(stream.0, memory.address + 2 * BYTES, 1, 0)
-        })
-    });
+    let posted =
+        copy(method, there.address, here.address, BYTES, queue).and_then(|()| write(stream, there.address + BYTES, 1));
     let mut done = None;
     while posted.is_ok() && done.is_none() && begin.elapsed() < PATIENCE {
         done = stream.is_done()?.then(|| begin.elapsed());

@@ -60,8 +60,7 @@ impl Samples {
         for (index, buffer) in schedule.buffers.iter().enumerate().filter(|(_, b)| b.usage == BufferUse::Output) {
             let (size, halves) = (buffer.dtype.bytes(), buffer.bytes / 2);
             let got: Vec<u16> = runner.arenas[index].read(halves as usize)?;
-            let poisoned = (0..halves * 2).step_by(size as usize).filter(|&byte| number(&got, byte, size).is_nan());
-            compared.wrong += poisoned.count() as u64;
+            compared.wrong += poisoned(&got, size);
             for element in self.elements.iter().filter(|element| usize::from(element.buffer.0) == index) {
                 let have = number(&got, element.byte, size);
                 compared.add(have, element.want, element.magnitude, element.roundings);
@@ -69,6 +68,21 @@ impl Samples {
         }
         Ok(compared)
     }
+}
+
+/// Elements of `size` bytes that are not numbers, counted by several threads: outputs are large.
+fn poisoned(halves: &[u16], size: u64) -> u64 {
+    const PART: usize = 1 << 22;
+    let is_poison = |part: &[u16]| {
+        let bytes = (0..part.len() as u64 * 2).step_by(size as usize);
+        bytes.filter(|&byte| number(part, byte, size).is_nan()).count() as u64
+    };
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let each = halves.len().div_ceil(threads).next_multiple_of(PART);
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = halves.chunks(each.max(PART)).map(|part| scope.spawn(move || is_poison(part))).collect();
+        parts.into_iter().map(|part| part.join().expect("counting does not panic")).sum()
+    })
 }
 
 /// Compares `count` outputs of the runner's first rank: [`samples`], then [`Samples::compare`].
@@ -83,10 +97,10 @@ pub fn compare_samples(
     inputs: &Inputs,
     count: u64,
 ) -> Result<Option<Compared>, HwError> {
-    let rank = schedule.cluster.rank(runner.program().gpu as usize);
-    let draw = || samples(schedule, kernel, spec, inputs, rank, count);
-    let (of, known) = inputs.sampled.get_or_init(|| ((rank, count), draw()));
-    if *of == (rank, count) {
+    let number = runner.program().gpu as usize;
+    let draw = || samples(schedule, kernel, spec, inputs, schedule.cluster.rank(number), count);
+    let (of, known) = inputs.sampled[number].get_or_init(|| (count, draw()));
+    if *of == count {
         return known.as_ref().map(|samples| samples.compare(runner, schedule)).transpose();
     }
     draw().map(|samples| samples.compare(runner, schedule)).transpose()
@@ -219,4 +233,20 @@ fn attended(schedule: &Schedule, spec: &Spec, rank: Rank, inputs: &Inputs, rando
         elements.push(Element { buffer: out, byte: (at * head_dim + col) * 2, want, magnitude, roundings: 2 + merges });
     }
     elements
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn poison_is_counted_by_elements_of_any_size() {
+        let mut halves = vec![0x3F80_u16; (1 << 23) + 10];
+        for at in [0, 5, 1 << 22, (1 << 23) + 9] {
+            halves[at] = u16::MAX;
+        }
+        assert_eq!(poisoned(&halves, 2), 4);
+        // The upper half of an f32 says whether it is a number: only the odd places.
+        assert_eq!(poisoned(&halves, 4), 2);
+    }
 }

@@ -5,6 +5,9 @@
 //! Unknown and missing keys are errors that name line and column.
 
 mod legal;
+mod transport;
+
+pub use transport::{Publishing, Transport};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -128,10 +131,18 @@ section! {
     Interpreter {
         /// To take a task that is no tile: claim, descriptor, hand-over to the CTA's threads.
         task_ns,
-        /// From one signal of a task to its next.
-        signal_ns,
+        /// What it adds to find and take a ready task: cursor, claims and flags of the window, then a try.
+        claim_ns,
+        /// Beside its transfer and its first load: to begin a bulk copy, and until its last store is visible.
+        copy_ns,
+        /// What a FLOP of attention takes of the power limit, beside a FLOP of a GEMM.
+        attention_power,
+        /// From the end of a task's writes until its flags are raised: a fence, by a warp of its own. The CTA goes on.
+        raise_ns,
         /// Of a gather, to look up a row and start its copy: one thread does it, row after row.
         gather_row_ns,
+        /// What a flag that gates a k step adds to a tile's main loop, met or not: the loader looks before it fetches.
+        step_flag_ns,
         /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
         store_steps,
         /// From the last store of such an output until it is visible.
@@ -323,6 +334,27 @@ pub struct Library {
     pub all_to_all: Collective,
 }
 
+impl Library {
+    fn collectives(&self) -> [(&'static str, &Collective); 4] {
+        [
+            ("all_gather", &self.all_gather),
+            ("reduce_scatter", &self.reduce_scatter),
+            ("all_reduce", &self.all_reduce),
+            ("all_to_all", &self.all_to_all),
+        ]
+    }
+
+    fn collective_mut(&mut self, name: &str) -> Option<&mut dyn Section> {
+        Some(match name {
+            "all_gather" => &mut self.all_gather,
+            "reduce_scatter" => &mut self.reduce_scatter,
+            "all_reduce" => &mut self.all_reduce,
+            "all_to_all" => &mut self.all_to_all,
+            _ => return None,
+        })
+    }
+}
+
 /// A machine: GPUs, their node, and the network between nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -335,6 +367,9 @@ pub struct Machine {
     pub fabric: Fabric,
     /// `nvlink`, or `hbm` when peers are emulated in the own memory.
     pub peer_path: PeerPath,
+    /// Whether its nodes are GPUs of one host and its network is a pace that the sender keeps. Such machines are named for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub emulated: bool,
     /// How the power limit slows the chip.
     #[serde(default)]
     pub power_limit: PowerLimit,
@@ -357,6 +392,9 @@ pub struct Machine {
     pub proxy: Proxy,
     /// NICs.
     pub nic: Nic,
+    /// How ranks use their NICs.
+    #[serde(default)]
+    pub transport: Transport,
     /// Network.
     pub network: Network,
     /// Fixed costs.
@@ -365,6 +403,10 @@ pub struct Machine {
     pub noise: Noise,
     /// Baselines.
     pub library: Library,
+    /// Collectives between the two GPUs of a node that has no more, where they are another matter: the library gives
+    /// them fewer channels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub library_pair: Option<Library>,
 }
 
 /// Where the bytes between GPUs of a node go.
@@ -480,11 +522,11 @@ impl Machine {
             ("network".into(), &self.network),
             ("launch".into(), &self.launch),
             ("noise".into(), &self.noise),
-            ("library.all_gather".into(), &self.library.all_gather),
-            ("library.reduce_scatter".into(), &self.library.reduce_scatter),
-            ("library.all_reduce".into(), &self.library.all_reduce),
-            ("library.all_to_all".into(), &self.library.all_to_all),
         ]);
+        for (prefix, library) in [("library", Some(&self.library)), ("library_pair", self.library_pair.as_ref())] {
+            let named = |(name, collective)| (format!("{prefix}.{name}"), collective as &dyn Section);
+            sections.extend(library.into_iter().flat_map(Library::collectives).map(named));
+        }
         sections
     }
 
@@ -503,16 +545,14 @@ impl Machine {
             "network" => &mut self.network,
             "launch" => &mut self.launch,
             "noise" => &mut self.noise,
-            "library.all_gather" => &mut self.library.all_gather,
-            "library.reduce_scatter" => &mut self.library.reduce_scatter,
-            "library.all_reduce" => &mut self.library.all_reduce,
-            "library.all_to_all" => &mut self.library.all_to_all,
             _ => {
                 let (kind, name) = prefix.split_once('.').unwrap_or((prefix, ""));
                 let section = match kind {
                     "interpreter" => self.interpreter.as_mut().map(|s| s as &mut dyn Section),
                     "gemm" => self.gemm.get_mut(name).map(|s| s as &mut dyn Section),
                     "attention" => self.attention.get_mut(name).map(|s| s as &mut dyn Section),
+                    "library" => self.library.collective_mut(name),
+                    "library_pair" => self.library_pair.as_mut().and_then(|library| library.collective_mut(name)),
                     _ => None,
                 };
                 match section {

@@ -1,9 +1,45 @@
 //! Rows of the published tables, each field checked.
 
+use super::published::Standing;
+use super::table::Cell;
 use super::{
-    DataError, EffectiveSplit, Figure, FitParameter, FitRow, LeftOutError, PublishedProtocol, Standing, System, Table,
+    DataError, EffectiveSplit, FUSED, Figure, FitParameter, FitRow, LeftOutError, Metric, OTHERS, PublishedProtocol,
+    System, Table,
 };
 use tilewire_kernels::RoleSplit;
+
+impl<'a> Cell<'a> {
+    pub(super) fn kernel(&self) -> Result<&'a str, DataError> {
+        let known = || FUSED.iter().chain(OTHERS);
+        if known().any(|name| *name == self.text) {
+            return Ok(self.text);
+        }
+        Err(self.refuse(known().copied().collect::<Vec<_>>().join(", ")))
+    }
+
+    fn fused_kernel(&self) -> Result<&'a str, DataError> {
+        if FUSED.contains(&self.text) { Ok(self.text) } else { Err(self.refuse(FUSED.join(", "))) }
+    }
+
+    fn metric(&self) -> Result<Metric, DataError> {
+        Ok(match self.text {
+            "tflops_per_gpu" => Metric::TflopsPerGpu,
+            "ms" => Metric::Ms,
+            "us" => Metric::Us,
+            "gbps" => Metric::Gbs,
+            "speedup_vs_torch_nccl" => Metric::SpeedupVsTorchNccl,
+            _ => return Err(self.refuse("tflops_per_gpu, ms, us, gbps, speedup_vs_torch_nccl")),
+        })
+    }
+
+    fn options(&self) -> Result<Vec<(String, String)>, DataError> {
+        let pair = |text: &str| {
+            let (name, value) = text.split_once('=').ok_or_else(|| self.refuse("name=value;name=value or nothing"))?;
+            Ok((name.trim().to_owned(), value.trim().to_owned()))
+        };
+        self.text.split(';').filter(|text| !text.trim().is_empty()).map(pair).collect()
+    }
+}
 
 pub(super) fn figures(table: &Table) -> Result<Vec<Figure>, DataError> {
     let [kernel, topology, system, tokens, seq, shape_m, metric, value, notes, source] = table

@@ -1,6 +1,11 @@
 //! The embedded directory is sound, and broken copies of it are refused in one line.
 
+use super::table::Row;
 use super::*;
+use std::collections::BTreeMap;
+use tilewire_kernels::RoleSplit;
+use tilewire_sim::Protocol;
+use tilewire_sim::machine::Kind;
 
 /// A copy of the embedded directory on disk, to be broken.
 fn copy() -> (tempfile::TempDir, Data) {
@@ -44,7 +49,9 @@ const SPLIT_HEADER: &str = "kernel,nodes,size,compute,intra,send,reduce,options,
 fn every_machine_parses_and_every_value_has_a_source() {
     let data = Data::embedded();
     let names = data.machine_names().expect("embedded");
-    assert_eq!(names, ["h100-nvlink", "h200-1gpu", "h200-cx7", "h200-efa", "h200-nvlink"]);
+    let expected =
+        ["h100-nvlink", "h200-1gpu", "h200-cx7", "h200-efa", "h200-emulated-efa", "h200-emulated-ib", "h200-nvlink"];
+    assert_eq!(names, expected);
     for name in names {
         let machine = data.machine(&name).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(machine.gemm.len(), 3, "{name}");
@@ -344,7 +351,7 @@ fn changed_data_is_refused_until_its_provenance_says_so() {
 #[test]
 fn machines_that_are_missing_or_misnamed_are_refused() {
     let (dir, data) = copy();
-    let known = "h100-nvlink, h200-1gpu, h200-cx7, h200-efa, h200-nvlink";
+    let known = "h100-nvlink, h200-1gpu, h200-cx7, h200-efa, h200-emulated-efa, h200-emulated-ib, h200-nvlink";
     for name in ["h300", "../machines/h200-efa", ""] {
         let expected = format!("no machine \"{name}\"; there are {known}");
         assert_eq!(refusal(&dir, data.machine(name)), expected);

@@ -5,7 +5,7 @@ use super::plan::{Plan, commands};
 use super::watch::{Waiting, What};
 use crate::transport::fifo::Fifo;
 use crate::transport::proxy::rest;
-use crate::transport::{Command, Order, Word};
+use crate::transport::{Command, Told, Word};
 use crate::values::engine::stages::step_flag;
 use crate::values::memory::ranks_of;
 use crate::values::ops::{self, Carry};
@@ -19,7 +19,7 @@ pub(super) struct Run<'a> {
     pub(super) schedule: &'a Schedule,
     pub(super) plan: &'a Plan,
     pub(super) reach: &'a Reach,
-    pub(super) order: Order,
+    pub(super) told: Told,
     pub(super) bank: u32,
     /// Launch and role of each role index.
     pub(super) pairs: &'a [(usize, usize)],
@@ -226,7 +226,7 @@ impl Run<'_> {
     /// Hands a put to the proxy of its queue.
     fn push(&self, worker: &Worker, (role, task): (usize, usize), op: &Op) -> Result<(), Stopped> {
         let put = self.puts.fetch_add(1, Ordering::Relaxed);
-        let writes = commands(self.schedule, &self.reach.layout, self.plan.rank, op, self.bank, self.order);
+        let writes = commands(self.schedule, &self.reach.layout, self.plan.rank, op, self.bank, self.told);
         for command in writes {
             let index = usize::from(command.queue) % self.fifos.len();
             let fifo = &self.fifos[index];

@@ -2,7 +2,7 @@
 
 use super::HostError;
 use crate::transport::segment::Layout;
-use crate::transport::{Command, Notice, Order, Word};
+use crate::transport::{Command, Notice, Order, Told, Word};
 use crate::values::memory::ranks_of;
 use crate::values::{ExecError, collect_rank};
 use tilewire_kernels::schedule::{Flag, GatherEntry, Op, Publish, Region, Task};
@@ -24,7 +24,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(schedule: &Schedule, layout: &Layout, rank: Rank, order: Order) -> Result<Self, HostError> {
+    pub(super) fn new(schedule: &Schedule, layout: &Layout, rank: Rank, told: Told) -> Result<Self, HostError> {
         let (tasks, table) = collect_rank(schedule, rank)?;
         let baseline = |task: &&Task| matches!(task.op, Op::Collective { .. });
         if tasks.iter().flatten().any(|task| baseline(&task)) {
@@ -38,7 +38,7 @@ impl Plan {
                     let Op::Put { dst, arrived, .. } = &task.op else { return };
                     if ranks_of(schedule.cluster, other, dst.at) == [me] {
                         plan.arrivals.push(*arrived);
-                        let notices = commands(schedule, layout, other, &task.op, 0, order)
+                        let notices = commands(schedule, layout, other, &task.op, 0, told)
                             .iter()
                             .filter(|command| matches!(command.notice, Notice::Immediate(_)))
                             .count();
@@ -64,7 +64,7 @@ pub(super) fn commands(
     rank: Rank,
     op: &Op,
     bank: u32,
-    order: Order,
+    told: Told,
 ) -> Vec<Command> {
     let Op::Put { src, dst, queue, publish, arrived, sent } = op else { return Vec::new() };
     let peer = ranks_of(schedule.cluster, rank, dst.at)[0] as u32;
@@ -88,13 +88,15 @@ pub(super) fn commands(
     }
     let word = Word::new(layout.slot(*arrived), bank);
     let notice = match *publish {
+        // Both tell after the data of the queue.
+        Publish::SameQueueWrite if told.by_immediates => Notice::Immediate(word),
         Publish::SameQueueWrite => Notice::Write(word),
         Publish::Immediate => Notice::Immediate(word),
         Publish::SeparateWrite { queue } => Notice::WriteOn(word, queue),
     };
     let sent = sent.map(|sent| Word::new(layout.slot(sent), bank));
     let (count, last) = (writes.len() as u32, writes.len() - 1);
-    let every = order == Order::Unordered && matches!(notice, Notice::Immediate(_));
+    let every = told.order == Order::Unordered && matches!(notice, Notice::Immediate(_));
     for (at, write) in writes.iter_mut().enumerate() {
         if at == last || every {
             write.notice = notice;

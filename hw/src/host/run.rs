@@ -10,7 +10,7 @@ use crate::transport::arrivals::Arrivals;
 use crate::transport::fifo::Fifo;
 use crate::transport::proxy::{Proxy, ProxyConfig, Served};
 use crate::transport::segment::{Layout, Segment};
-use crate::transport::{Order, Transport, TransportError};
+use crate::transport::{Order, Told, Transport, TransportError};
 use crate::values::engine::claim::{cta_count, reaches};
 use crate::values::random::seed_for;
 use crate::values::{Config, ExecError, Report, judge};
@@ -68,10 +68,23 @@ pub struct Setup<'a> {
 
 /// A rank's connections to ranks of other nodes.
 pub struct Wires {
-    /// What they order.
-    pub order: Order,
+    /// How receivers learn of puts.
+    pub told: Told,
     /// One for each proxy thread, at least one.
     pub transports: Vec<Box<dyn Transport>>,
+}
+
+impl Wires {
+    /// Connections that tell of puts as the schedule says.
+    pub fn new(order: Order, transports: Vec<Box<dyn Transport>>) -> Self {
+        Self { told: Told { order, by_immediates: false }, transports }
+    }
+
+    /// For records: the transport, and how it tells if that is not the schedule's choice.
+    pub fn name(&self) -> String {
+        let name = self.transports.first().map_or_else(String::new, |wire| wire.name());
+        if self.told.by_immediates { format!("{name}, arrivals by immediates") } else { name }
+    }
 }
 
 /// What a rank has to tell after its runs.
@@ -115,12 +128,9 @@ fn run_all(
     let number = session.place().rank as usize;
     let rank = schedule.cluster.rank(number);
     let layout = layout(schedule)?;
-    let plan = Plan::new(schedule, &layout, rank, wires.order)?;
+    let plan = Plan::new(schedule, &layout, rank, wires.told)?;
     let reach = Reach { cluster: schedule.cluster, layout, segments };
-    let mut report = RankReport {
-        transport: wires.transports.iter().map(|wire| wire.name()).next().unwrap_or_default(),
-        ..Default::default()
-    };
+    let mut report = RankReport { transport: wires.name(), ..Default::default() };
     for run in 0..config.runs {
         let seed = seed_for(config.seed, run, "values");
         reach.poison(schedule, number, run == 0);
@@ -177,7 +187,7 @@ fn run_once(
         schedule,
         plan,
         reach,
-        order: wires.order,
+        told: wires.told,
         bank: number % 2,
         pairs: &pairs,
         roles: plan.tasks.iter().map(role).collect(),

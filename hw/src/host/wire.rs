@@ -63,22 +63,26 @@ impl Wire {
             Self::Loopback(pacing) => {
                 let proxy =
                     |_| -> Box<dyn Transport> { Box::new(Loopback::new(own.clone(), segments.to_vec(), *pacing)) };
-                Ok(Wires { order: Order::Queue, transports: (0..proxies.max(1)).map(proxy).collect() })
+                Ok(Wires::new(Order::Queue, (0..proxies.max(1)).map(proxy).collect()))
             }
             #[cfg(feature = "rdma")]
             Self::VerbsRc { config, spoil } => {
+                use crate::probe::rdma::Seat;
                 use crate::transport::verbs::{Device, rc};
-                let open = |device| rc::prepare(device, config, me as u32, &others(cluster, me), proxies);
-                Device::open(config, own)
+                let open = |devices| rc::prepare(devices, config, me as u32, &others(cluster, me), proxies);
+                let seat = Seat::of_cpu(usize::from(cluster.rank(me).gpu));
+                Device::open_all(config, "verbs-rc", &seat, &own)
                     .and_then(open)
                     .map_err(HostError::from)
                     .and_then(|(queues, card)| Ok(queues.connect(&exchange(session, &card)?, *spoil)?))
             }
             #[cfg(feature = "rdma")]
             Self::VerbsSrd(config) => {
+                use crate::probe::rdma::Seat;
                 use crate::transport::verbs::{Device, srd};
-                let open = |device| srd::prepare(device, config, me as u32, &others(cluster, me), proxies);
-                Device::open(config, own)
+                let open = |devices| srd::prepare(devices, config, me as u32, &others(cluster, me), proxies);
+                let seat = Seat::of_cpu(usize::from(cluster.rank(me).gpu));
+                Device::open_all(config, "verbs-srd", &seat, &own)
                     .and_then(open)
                     .map_err(HostError::from)
                     .and_then(|(queues, card)| Ok(queues.connect(&exchange(session, &card)?)?))

@@ -10,20 +10,18 @@ use std::time::{Duration, Instant};
 
 /// Two ranks, seen from one of them.
 pub struct Pair<'a> {
-    /// All ranks.
-    pub session: &'a Session,
-    /// Own segment: one bank of flag words is used, then bytes from [`Pair::data`] on.
-    pub segment: &'a Segment,
-    /// First byte of the payload, in every segment.
-    pub data: u64,
-    /// Connection to the peer.
-    pub transport: &'a mut dyn Transport,
-    /// Rank number of the peer.
-    pub peer: u32,
-    /// How long nothing may happen.
-    pub patience: Duration,
+    session: &'a Session,
+    segment: &'a Segment,
+    data: u64,
+    transport: &'a mut dyn Transport,
+    peer: u32,
+    patience: Duration,
     /// Polls so far; the clock, which may be slow, is read at every 1024th.
-    pub polls: u64,
+    polls: u64,
+    /// Writes posted and not complete.
+    on_way: u64,
+    /// What came while a full queue was waited for.
+    aside: Vec<Event>,
 }
 
 /// Why an exercise did not end.
@@ -36,8 +34,17 @@ pub enum ExerciseError {
     #[error(transparent)]
     Peer(#[from] BootstrapError),
     /// Nothing happened for too long.
-    #[error("nothing happened for {0} s after {1} of {2}")]
-    Stuck(u64, u64, u64),
+    #[error("nothing happened for {patience_s} s after {done} of {of}; {on_way} writes of this rank are not complete")]
+    Stuck {
+        /// How long.
+        patience_s: u64,
+        /// What was done: rounds or writes.
+        done: u64,
+        /// Of how many.
+        of: u64,
+        /// Writes posted without a completion.
+        on_way: u64,
+    },
     /// A value that is not what was sent.
     #[error("round {round} in slot {slot}: byte {at} is {got}, sent was {sent}")]
     Wrong {
@@ -62,7 +69,25 @@ const fn pattern(from: u32, round: u64, at: usize) -> u8 {
 /// Marks in [`Pair::polls`] that something has happened since the clock was read.
 const MOVED: u64 = 1 << 63;
 
-impl Pair<'_> {
+impl<'a> Pair<'a> {
+    /// The pair of the rank of `session` and `peer`. Of the own segment, one bank of flag words is used, and bytes from
+    /// `data` on, where every segment has its payload. Nothing may happen for as long as `patience`.
+    pub fn new(
+        session: &'a Session,
+        segment: &'a Segment,
+        data: u64,
+        transport: &'a mut dyn Transport,
+        peer: u32,
+        patience: Duration,
+    ) -> Self {
+        Self { session, segment, data, transport, peer, patience, polls: 0, on_way: 0, aside: Vec::new() }
+    }
+
+    /// Name of the transport.
+    pub fn transport(&self) -> String {
+        self.transport.name()
+    }
+
     fn me(&self) -> u32 {
         self.session.place().rank
     }
@@ -71,6 +96,7 @@ impl Pair<'_> {
     fn poll(&mut self, since: &mut Instant, done: u64, of: u64) -> Result<Vec<Event>, ExerciseError> {
         let mut events = Vec::new();
         self.transport.poll(&mut events)?;
+        self.on_way -= events.iter().filter(|event| matches!(event, Event::Sent(_))).count() as u64;
         self.polls += 1;
         if !events.is_empty() {
             self.polls |= MOVED;
@@ -78,8 +104,16 @@ impl Pair<'_> {
             if self.polls & MOVED != 0 {
                 (*since, self.polls) = (Instant::now(), 0);
             } else if since.elapsed() > self.patience {
-                return Err(ExerciseError::Stuck(self.patience.as_secs(), done, of));
+                return Err(ExerciseError::Stuck {
+                    patience_s: self.patience.as_secs(),
+                    done,
+                    of,
+                    on_way: self.on_way,
+                });
             }
+        }
+        if !self.aside.is_empty() {
+            events.splice(0..0, self.aside.drain(..));
         }
         if !self.session.stop().load(Ordering::Relaxed) {
             return Ok(events);
@@ -88,12 +122,12 @@ impl Pair<'_> {
     }
 
     fn post(&mut self, command: Command) -> Result<(), ExerciseError> {
-        if self.transport.post(&[command])? == 0 {
-            let mut since = Instant::now();
-            while self.transport.post(&[command])? == 0 {
-                self.poll(&mut since, 0, 1)?;
-            }
+        let mut since = Instant::now();
+        while self.transport.post(&[command])? == 0 {
+            // What comes meanwhile belongs to whoever polls next.
+            self.aside = self.poll(&mut since, 0, 1)?;
         }
+        self.on_way += 1;
         Ok(())
     }
 
@@ -112,7 +146,7 @@ impl Pair<'_> {
         let begin = Instant::now();
         let (mut sent, mut received) = (vec![0u64; slots as usize], vec![0u64; slots as usize]);
         let share = |slot: u32| rounds / u64::from(slots) + u64::from(u64::from(slot) < rounds % u64::from(slots));
-        let (mut on_way, mut since) = (0u64, Instant::now());
+        let mut since = Instant::now();
         let me = self.me();
         // Both segments have a place for each side; the lower rank's is the first.
         let place = |lower: bool, slot: u32| self.data + u64::from(2 * slot + u32::from(!lower)) * u64::from(bytes);
@@ -121,7 +155,7 @@ impl Pair<'_> {
             (0..slots).map(|slot| (place(lower, slot), place(!lower, slot))).unzip();
         loop {
             let total: u64 = received.iter().sum();
-            if total == rounds && sent.iter().sum::<u64>() == rounds && on_way == 0 {
+            if total == rounds && sent.iter().sum::<u64>() == rounds && self.on_way == 0 {
                 break;
             }
             for slot in 0..slots {
@@ -160,7 +194,6 @@ impl Pair<'_> {
                     };
                     self.post(command)?;
                     sent[at] += 1;
-                    on_way += 1;
                 }
             }
             let events = self.poll(&mut since, total, rounds)?;
@@ -169,22 +202,22 @@ impl Pair<'_> {
                 std::thread::yield_now();
             }
             for event in events {
-                match event {
-                    Event::Sent(_) => on_way -= 1,
-                    Event::Arrived(word) => self.segment.word(word).store(1, Ordering::Release),
+                if let Event::Arrived(word) = event {
+                    self.segment.word(word).store(1, Ordering::Release);
                 }
             }
         }
         Ok(begin.elapsed())
     }
 
-    /// Half the time of a flag there and back, for each of `rounds`, in microseconds.
+    /// Half the time of `bytes` bytes with their flag there and back, for each of `rounds`, in microseconds.
     ///
     /// # Errors
     /// [`ExerciseError`].
-    pub fn latency_us(&mut self, rounds: u32) -> Result<Vec<f64>, ExerciseError> {
+    pub fn latency_us(&mut self, rounds: u32, bytes: u32) -> Result<Vec<f64>, ExerciseError> {
         let word = Word::new(0, 0);
-        let command = Command { peer: self.peer, notice: Notice::Write(word), writes: 1, ..Command::default() };
+        let (src, dst, notice) = (self.data, self.data, Notice::Write(word));
+        let command = Command { src, dst, bytes, peer: self.peer, notice, writes: 1, ..Command::default() };
         let first = self.me() < self.peer;
         let mut times = Vec::new();
         let mut since = Instant::now();
@@ -205,20 +238,58 @@ impl Pair<'_> {
             times.push((now - begin).as_secs_f64() * 1e6 / 2.0);
             begin = now;
         }
-        // The last completions, so that nothing of this is counted later.
-        self.poll(&mut since, 0, 0)?;
+        self.settle()?;
         Ok(times)
     }
 
-    /// Bytes per second of `count` writes of `bytes`, from the lower rank to the other, over `queues` queues.
+    /// Of each of `rounds` small writes with a flag, posted alone: microseconds in the post, from then to the completion,
+    /// and in the poll that brought it. Takes a slot of the segment for each round and one more; the upper rank returns
+    /// nothing at once.
     ///
     /// # Errors
     /// [`ExerciseError`].
-    pub fn bandwidth(&mut self, bytes: u32, count: u64, queues: u16) -> Result<f64, ExerciseError> {
+    pub fn service_us(&mut self, rounds: u32) -> Result<Vec<[f64; 3]>, ExerciseError> {
+        if self.me() > self.peer {
+            return Ok(Vec::new());
+        }
+        let us = |from: Instant| from.elapsed().as_secs_f64() * 1e6;
+        let mut times = Vec::new();
+        for round in 0..rounds {
+            // A word that nobody waits for.
+            let notice = Notice::Write(Word::new(1 + round, 0));
+            let command = Command { peer: self.peer, notice, writes: 1, ..Command::default() };
+            let (begin, mut since) = (Instant::now(), Instant::now());
+            self.post(command)?;
+            let (posted, on_way) = (us(begin), Instant::now());
+            let mut poll = Instant::now();
+            while self.on_way > 0 {
+                poll = Instant::now();
+                self.poll(&mut since, u64::from(round), u64::from(rounds))?;
+            }
+            times.push([posted, us(on_way), us(poll)]);
+        }
+        Ok(times)
+    }
+
+    /// Waits for the completions of what was posted, so that nothing of it is counted later.
+    fn settle(&mut self) -> Result<(), ExerciseError> {
+        let mut since = Instant::now();
+        while self.on_way > 0 {
+            self.poll(&mut since, 0, self.on_way)?;
+        }
+        Ok(())
+    }
+
+    /// Seconds that `count` writes of `bytes` take, from the lower rank to the other, over `queues` queues with at most
+    /// `in_flight` on their way, until the last completion. The other rank returns 0 at once.
+    ///
+    /// # Errors
+    /// [`ExerciseError`].
+    pub fn stream(&mut self, bytes: u32, count: u64, queues: u16, in_flight: u64) -> Result<f64, ExerciseError> {
         if self.me() > self.peer {
             return Ok(0.0);
         }
-        let (mut posted, mut sent, mut since) = (0u64, 0u64, Instant::now());
+        let (mut posted, mut since) = (0u64, Instant::now());
         let begin = Instant::now();
         let command = |queue| Command {
             src: self.data,
@@ -230,18 +301,20 @@ impl Pair<'_> {
             ..Command::default()
         };
         let commands: Vec<Command> = (0..queues.max(1)).map(command).collect();
-        while sent < count {
-            let mut queue = 0;
-            while posted < count && queue < commands.len() {
+        while posted < count || self.on_way > 0 {
+            let mut queue = posted as usize % commands.len();
+            let mut full = 0;
+            while posted < count && self.on_way < in_flight.max(1) && full < commands.len() {
                 if self.transport.post(&commands[queue..=queue])? == 0 {
-                    queue += 1;
+                    full += 1;
                 } else {
-                    posted += 1;
+                    (posted, full) = (posted + 1, 0);
+                    self.on_way += 1;
                 }
+                queue = (queue + 1) % commands.len();
             }
-            let events = self.poll(&mut since, sent, count)?;
-            sent += events.iter().filter(|event| matches!(event, Event::Sent(_))).count() as u64;
+            self.poll(&mut since, posted - self.on_way, count)?;
         }
-        Ok(u64::from(bytes) as f64 * count as f64 / begin.elapsed().as_secs_f64())
+        Ok(begin.elapsed().as_secs_f64())
     }
 }

@@ -53,7 +53,7 @@ impl Fabric {
     }
 
     pub fn wires(self: &Arc<Self>, rank: usize) -> Wires {
-        Wires { order: Order::Unordered, transports: vec![Box::new(End { rank, fabric: self.clone() })] }
+        Wires::new(Order::Unordered, vec![Box::new(End { rank, fabric: self.clone() })])
     }
 
     /// Moves some write a step: its data, its immediate or its completion.

@@ -62,7 +62,7 @@ impl Transport for Broken {
 }
 
 fn broken(takes: bool) -> Wires {
-    Wires { order: Order::Queue, transports: vec![Box::new(Broken { takes })] }
+    Wires::new(Order::Queue, vec![Box::new(Broken { takes })])
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_failed_write_ends_every_rank_at_once_with_peer_queue_status_and_command() {
     let begin = Instant::now();
     let ranks = execute(&schedule, &case, config, |rank, _, segments| {
         if rank == 3 {
-            return Ok(Wires { order: Order::Queue, transports: vec![Box::new(Failing)] });
+            return Ok(Wires::new(Order::Queue, vec![Box::new(Failing)]));
         }
         Ok(loopback(rank, segments, 1, None))
     });

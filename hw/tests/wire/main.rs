@@ -6,7 +6,9 @@ mod small;
 
 mod bootstrap;
 mod double;
+mod exercise;
 mod faults;
+mod ring;
 mod unordered;
 mod values;
 
@@ -34,7 +36,7 @@ fn loopback(rank: usize, segments: &[Arc<Segment>], proxies: usize, pacing: Opti
     let peers: Vec<_> = segments.iter().cloned().map(Some).collect();
     let transport =
         |_| -> Box<dyn Transport> { Box::new(Loopback::new(segments[rank].clone(), peers.clone(), pacing)) };
-    Wires { order: Order::Queue, transports: (0..proxies).map(transport).collect() }
+    Wires::new(Order::Queue, (0..proxies).map(transport).collect())
 }
 
 /// Runs a schedule, built from a case, as threads; per rank what became of it.

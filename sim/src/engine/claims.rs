@@ -127,9 +127,9 @@ impl<'a> Engine<'a> {
         let state = &mut self.s.roles[h.role0 + role];
         let index = state.next + (slot_of_role + window - state.next % window) % window;
         let task = &h.program.tasks[(row.first + index) as usize];
-        if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
-            self.s.slot_flag[h.slot0 + slot] = flag;
-            self.register(h, flag, SLOT | slot as u32);
+        if let Some(wait) = self.first_unmet(h, task.wait0, task.waits[0]) {
+            self.s.slot_flag[h.slot0 + slot] = wait.on;
+            self.register(h, wait, SLOT | slot as u32);
         } else {
             self.s.roles[h.role0 + role].ready |= 1 << slot_of_role;
             self.mark_dirty(h, role);
@@ -181,12 +181,13 @@ impl<'a> Engine<'a> {
 
     /// Gives a task to a worker that looked for one: it has waited for the flag that made the task ready. When it was
     /// the window that held the task back, the worker was idle.
-    fn take_found(&mut self, h: &Here<'a>, w: u32, id: u32, flag: u32) -> bool {
-        let s = &mut *self.s;
-        let (since, now) = (s.pauses[h.worker0 + w as usize].since, s.timers.now);
-        if flag == NONE || since == now {
+    fn take_found(&mut self, h: &Here<'a>, w: u32, id: u32, on: u32) -> bool {
+        let (since, now) = (self.s.pauses[h.worker0 + w as usize].since, self.s.timers.now);
+        if on == NONE || since == now {
             return self.take(h, w, id);
         }
+        let flag = self.flag_of(h, on);
+        let s = &mut *self.s;
         let family = usize::from(self.t.family_of[flag as usize]);
         let role = usize::from(s.workers[h.worker0 + w as usize].role);
         s.waits[(h.role0 + role) * self.t.families + family] += now - since;
@@ -195,14 +196,15 @@ impl<'a> Engine<'a> {
         self.take_after_wait(h, w, id, since, flag)
     }
 
-    /// For a worker that looks for a ready task: the first task of the window that nobody has taken, and its flag.
+    /// For a worker that looks for a ready task: the first task of the window that nobody has taken, and what that one
+    /// waits for.
     pub(super) fn window_head(&self, h: &Here<'a>, worker: &Worker) -> Option<(u32, u32)> {
         let r = usize::from(worker.role);
         let row = &self.t.roles[h.table0 + r];
         let (State::Idle, Claim::Ready { window }) = (worker.state, row.claim) else { return None };
         let state = &self.s.roles[h.role0 + r];
         let first = (state.next..state.entered).find(|index| state.claimed >> (index % window) & 1 == 0)?;
-        let flag = self.s.slot_flag[h.slot0 + r * WINDOW + (first % window) as usize];
-        (flag != NONE).then_some((row.first + first, flag))
+        let on = self.s.slot_flag[h.slot0 + r * WINDOW + (first % window) as usize];
+        (on != NONE).then_some((row.first + first, on))
     }
 }

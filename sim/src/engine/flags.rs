@@ -1,12 +1,13 @@
 //! Flags: what was added, when it is visible, and who waits.
 //!
 //! A *countdown* flag has one level that is also the sum of its adds: it counts down, remembers the latest time at which
-//! an add becomes visible, and wakes its waiters once. Any other flag that somebody waits for counts up, and each add is
-//! an event at the time when it becomes visible. Adds to a flag that nobody waits for change nothing.
+//! an add becomes visible, and wakes its waiters once. Any other flag that somebody waits for counts up. An add that finds
+//! the ones before it visible is only noted with its time, and is an event when somebody waits for it then; other adds are
+//! events at the times when they become visible. Adds to a flag that nobody waits for change nothing.
 
 use super::timers::{Timers, kind};
 use super::{Engine, Here};
-use crate::compile::{Compiled, NONE, SignalC};
+use crate::compile::{Compiled, NONE, SPAN, SignalC, WaitC};
 
 /// A flag of a family without waits, in `Program::countdown`.
 pub const UNWATCHED: u32 = u32::MAX;
@@ -19,12 +20,37 @@ const COUNTS_UP: u32 = 1 << 31;
 
 #[derive(Clone, Copy)]
 struct Flag {
-    /// Adds still missing; with [`COUNTS_UP`], adds so far; [`UNWATCHED`].
+    /// Adds still missing; with [`COUNTS_UP`], the sum so far; [`UNWATCHED`].
     left: u32,
     /// First waiter.
     head: u32,
-    /// When the latest add becomes visible.
+    /// When the latest add becomes visible. Of a flag that counts up: the latest noted add, which is one of 1.
     ready_at: u64,
+}
+
+/// A span on a rank: its first flags are met, and those who wait for all of them wait here, so that only the span itself
+/// waits for one flag after the other.
+#[derive(Clone, Copy)]
+pub(super) struct SpanState {
+    /// Flags at the beginning that are met.
+    reached: u32,
+    /// The flag that it waits for, or waited for last.
+    blocked: u32,
+    /// First waiter.
+    head: u32,
+    /// Who waits for the same flag.
+    next: u32,
+}
+
+impl Flag {
+    /// The sum of the adds to a flag that counts up, noted ones that are not visible included.
+    const fn sum(&self) -> u32 {
+        self.left & !COUNTS_UP
+    }
+}
+
+impl SpanState {
+    pub const NEW: Self = Self { reached: 0, blocked: NONE, head: NONE, next: NONE };
 }
 
 const MET: Flag = Flag { left: 0, head: NONE, ready_at: 0 };
@@ -34,8 +60,13 @@ const MET: Flag = Flag { left: 0, head: NONE, ready_at: 0 };
 pub(super) struct Flags {
     per_rank: usize,
     state: Vec<Flag>,
+    /// The lowest level that a waiter of a flag that counts up needs; holds while there is one.
+    wanted: Vec<u32>,
     /// Initial flags of each program.
     fresh: Vec<Vec<Flag>>,
+    /// Of the adds that become visible at this very moment, those to flags from here on are yet to come: simultaneous
+    /// adds come in the order of their flags.
+    horizon: u32,
 }
 
 impl Flags {
@@ -56,6 +87,8 @@ impl Flags {
         for &program in &c.program_of {
             self.state.extend_from_slice(&self.fresh[program as usize]);
         }
+        self.wanted.resize(self.state.len(), 0);
+        self.horizon = u32::MAX;
         let mut met = vec![false; c.dropped.len()];
         if compute_only {
             met.copy_from_slice(&c.dropped);
@@ -88,36 +121,67 @@ impl Flags {
                 timers.push(rank, state.ready_at, kind::FLAG_WAKE, flag, 0);
             }
         } else if state.left != UNWATCHED {
-            timers.push(rank, visible, kind::FLAG_ADD, flag, add);
+            if add != 1 || state.ready_at >= timers.now {
+                timers.push(rank, visible, kind::FLAG_ADD, flag, add);
+                return;
+            }
+            state.left += 1;
+            state.ready_at = visible;
+            if state.head != NONE && state.sum() >= self.wanted[rank * self.per_rank + flag as usize] {
+                timers.push(rank, visible, kind::FLAG_ADD, flag, 0);
+            }
         }
     }
 
-    /// An add to a flag that counts up becomes visible.
-    pub fn count(&mut self, rank: usize, flag: u32, add: u32) {
-        self.state[rank * self.per_rank + flag as usize].left += add;
+    /// An add to a flag that counts up becomes visible, 0 for one that was noted before; whether waiters should look.
+    pub fn count(&mut self, rank: usize, flag: u32, add: u32) -> bool {
+        let at = rank * self.per_rank + flag as usize;
+        self.state[at].left += add;
+        self.horizon = flag + 1;
+        self.state[at].head != NONE && self.state[at].sum() >= self.wanted[at]
     }
 
-    /// Whether a flag has reached a level.
+    /// Sets which of the adds that become visible at this moment have come.
+    pub fn adds_have_come(&mut self, all: bool) {
+        self.horizon = if all { u32::MAX } else { 0 };
+    }
+
+    /// Whether a flag of the rank whose flags begin at `flag0` has reached a level.
     #[inline]
-    pub fn is_met(&self, rank: usize, flag: u32, level: u32, now: u64) -> bool {
-        let state = &self.state[rank * self.per_rank + flag as usize];
+    pub fn is_met(&self, flag0: usize, flag: u32, level: u32, now: u64) -> bool {
+        let state = &self.state[flag0 + flag as usize];
         if state.left == 0 {
             return state.ready_at <= now;
         }
-        level == 0 || (state.left >= COUNTS_UP && state.left & !COUNTS_UP >= level)
+        if level == 0 || state.left < COUNTS_UP || state.sum() < level {
+            return level == 0;
+        }
+        state.ready_at < now || (state.ready_at == now && flag < self.horizon) || state.sum() > level
     }
 
     /// Puts a waiter before the others and returns who was first.
-    fn enqueue(&mut self, timers: &mut Timers, rank: usize, flag: u32, waiter: u32) -> u32 {
-        let state = &mut self.state[rank * self.per_rank + flag as usize];
+    fn enqueue(&mut self, timers: &mut Timers, rank: usize, flag: u32, level: u32, waiter: u32) -> u32 {
+        let at = rank * self.per_rank + flag as usize;
+        let state = &mut self.state[at];
         if state.left == 0 {
             timers.push(rank, state.ready_at, kind::FLAG_WAKE, flag, 0);
+        } else if state.left >= COUNTS_UP {
+            self.wanted[at] = if state.head == NONE { level } else { level.min(self.wanted[at]) };
+            if state.sum() >= level {
+                timers.push(rank, state.ready_at, kind::FLAG_ADD, flag, 0);
+            }
         }
         std::mem::replace(&mut state.head, waiter)
     }
 
     fn take_waiters(&mut self, rank: usize, flag: u32) -> u32 {
         std::mem::replace(&mut self.state[rank * self.per_rank + flag as usize].head, NONE)
+    }
+
+    /// When the last noted add becomes visible.
+    pub fn last_noted(&self) -> u64 {
+        let noted = self.state.iter().filter(|state| state.left >= COUNTS_UP).map(|state| state.ready_at);
+        noted.max().unwrap_or(0)
     }
 
     /// Value of a flag of a program, visible or not.
@@ -135,23 +199,25 @@ impl<'a> Engine<'a> {
     /// Raises the signals of a task that are `early`, or those that are not.
     #[inline]
     pub(super) fn raise(&mut self, h: &Here<'a>, signals: &'a [SignalC], early: bool) {
-        for (nth, signal) in signals.iter().enumerate() {
+        for signal in signals {
             if signal.early == early {
-                self.raise_one(h, signal, nth);
+                self.raise_one(h, signal);
             }
         }
     }
 
-    /// Raises the `nth` flag of a task: a CTA raises one after the other.
+    /// Raises a flag of a task whose writes are done.
     #[inline]
-    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC, nth: usize) {
+    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC) {
         let mut gpu = h.gpu + usize::from(signal.dg);
         if gpu >= self.gpus {
             gpu -= self.gpus;
         }
-        let latency = if signal.remote { self.flag_remote } else { self.flag_local };
-        let latency = self.flag_latency(h.rank, latency);
-        let visible = self.s.timers.now + latency + nth as u64 * self.c.times.signal;
+        let mut latency = if signal.remote { self.flag_remote } else { self.flag_local };
+        if self.c.noise.is_some() {
+            latency = self.flag_latency(h.rank, latency);
+        }
+        let visible = self.s.timers.now + latency + self.c.times.raise;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
     }
 
@@ -159,22 +225,69 @@ impl<'a> Engine<'a> {
     pub(super) fn wake(&mut self, h: &Here<'a>, flag: u32) {
         let mut waiter = self.s.flags.take_waiters(h.rank, flag);
         while waiter != NONE {
-            if waiter & SLOT == 0 {
-                let next = self.s.pauses[h.worker0 + waiter as usize].next;
-                self.make_runnable(h, waiter);
-                waiter = next;
+            waiter = if waiter & SLOT == 0 && waiter & SPAN != 0 {
+                let span = waiter & !SPAN;
+                let next = self.s.spans[h.span0 + span as usize].next;
+                self.wake_span(h, span);
+                next
             } else {
-                let slot = (waiter & !SLOT) as usize;
-                let next = self.s.slot_next[h.slot0 + slot];
-                self.check_slot(h, slot);
-                waiter = next;
-            }
+                self.wake_one(h, waiter)
+            };
         }
     }
 
-    /// Puts a waiter on a flag that is not met, and sees to it that it is woken.
-    pub(super) fn register(&mut self, h: &Here<'a>, flag: u32, waiter: u32) {
-        let behind = self.s.flags.enqueue(&mut self.s.timers, h.rank, flag, waiter);
+    /// Lets a worker or a window slot look again; returns who waits behind it.
+    fn wake_one(&mut self, h: &Here<'a>, waiter: u32) -> u32 {
+        if waiter & SLOT == 0 {
+            let next = self.s.pauses[h.worker0 + waiter as usize].next;
+            self.make_runnable(h, waiter);
+            next
+        } else {
+            let slot = (waiter & !SLOT) as usize;
+            let next = self.s.slot_next[h.slot0 + slot];
+            self.check_slot(h, slot);
+            next
+        }
+    }
+
+    /// The flag that held a span back is there: waits for the next one that is not, or wakes those who wait for all.
+    fn wake_span(&mut self, h: &Here<'a>, span: u32) {
+        if self.block_span(h, span) {
+            return;
+        }
+        let mut waiter = std::mem::replace(&mut self.s.spans[h.span0 + span as usize].head, NONE);
+        while waiter != NONE {
+            waiter = self.wake_one(h, waiter);
+        }
+    }
+
+    /// Puts a span on its first unmet flag; false when all are met.
+    fn block_span(&mut self, h: &Here<'a>, span: u32) -> bool {
+        let reached = self.reach(h, span);
+        let run = &h.program.spans[span as usize];
+        if reached == run.count {
+            return false;
+        }
+        let flag = run.at(reached);
+        let behind = self.s.flags.enqueue(&mut self.s.timers, h.rank, flag, run.level, SPAN | span);
+        let state = &mut self.s.spans[h.span0 + span as usize];
+        state.next = behind;
+        state.blocked = flag;
+        true
+    }
+
+    /// Puts a waiter on an unmet flag or span, and sees to it that it is woken.
+    pub(super) fn register(&mut self, h: &Here<'a>, wait: WaitC, waiter: u32) {
+        let behind = if wait.on & SPAN == 0 {
+            self.s.flags.enqueue(&mut self.s.timers, h.rank, wait.on, wait.level, waiter)
+        } else {
+            let span = wait.on & !SPAN;
+            let behind = std::mem::replace(&mut self.s.spans[h.span0 + span as usize].head, waiter);
+            if behind == NONE {
+                self.block_span(h, span);
+            }
+            behind
+        };
         if waiter & SLOT == 0 {
             self.s.pauses[h.worker0 + waiter as usize].next = behind;
         } else {
@@ -182,34 +295,41 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The first unmet flag of some waits.
-    #[inline]
-    pub(super) fn first_unmet(&self, h: &Here<'a>, first: u32, count: u8) -> Option<u32> {
-        match count {
-            0 => None,
-            1 => {
-                let wait = &h.program.waits[first as usize];
-                if wait.count != 1 {
-                    return self.first_unmet_of_some(h, first, 1);
-                }
-                let met = self.s.flags.is_met(h.rank, wait.flag, wait.level, self.s.timers.now);
-                (!met).then_some(wait.flag)
-            }
-            _ => self.first_unmet_of_some(h, first, count),
+    /// Flags at the beginning of a span that are met.
+    pub(super) fn reach(&mut self, h: &Here<'a>, span: u32) -> u32 {
+        let run = &h.program.spans[span as usize];
+        let (flags, now) = (&self.s.flags, self.s.timers.now);
+        let state = &mut self.s.spans[h.span0 + span as usize];
+        while state.reached < run.count && flags.is_met(h.flag0, run.at(state.reached), run.level, now) {
+            state.reached += 1;
         }
+        state.reached
     }
 
-    fn first_unmet_of_some(&self, h: &Here<'a>, first: u32, count: u8) -> Option<u32> {
-        let now = self.s.timers.now;
-        for wait in &h.program.waits[first as usize..first as usize + usize::from(count)] {
-            let mut flag = wait.flag;
-            for _ in 0..wait.count {
-                if !self.s.flags.is_met(h.rank, flag, wait.level, now) {
-                    return Some(flag);
-                }
-                flag += wait.stride;
-            }
+    /// Whether all that a wait is for is there.
+    #[inline]
+    pub(super) fn is_met(&mut self, h: &Here<'a>, wait: WaitC) -> bool {
+        if wait.on & SPAN == 0 {
+            return self.s.flags.is_met(h.flag0, wait.on, wait.level, self.s.timers.now);
         }
-        None
+        let span = wait.on & !SPAN;
+        let count = h.program.spans[span as usize].count;
+        // Most look at a span that is complete.
+        self.s.spans[h.span0 + span as usize].reached == count || self.reach(h, span) == count
+    }
+
+    /// The flag behind what somebody waits, or has waited, for.
+    pub(super) fn flag_of(&self, h: &Here<'a>, on: u32) -> u32 {
+        if on & SPAN == 0 { on } else { self.s.spans[h.span0 + (on & !SPAN) as usize].blocked }
+    }
+
+    /// The first of some waits that is not met.
+    #[inline]
+    pub(super) fn first_unmet(&mut self, h: &Here<'a>, first: u32, count: u8) -> Option<WaitC> {
+        if count == 0 {
+            return None;
+        }
+        let waits = &h.program.waits[first as usize..first as usize + usize::from(count)];
+        waits.iter().copied().find(|&wait| !self.is_met(h, wait))
     }
 }

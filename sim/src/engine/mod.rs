@@ -26,11 +26,11 @@ pub use flags::UNWATCHED;
 pub use record::{Run, TaskTime};
 
 use crate::SimError;
-use crate::compile::{Compiled, Demand, Form, NONE, Program, ResourceKind, WaitC};
+use crate::compile::{Compiled, Demand, Form, NONE, Program, ResourceKind};
 use crate::noise::{Purpose, Stream};
 use crate::share::Sharing;
 use claims::{RoleState, WINDOW};
-use flags::Flags;
+use flags::{Flags, SpanState};
 use launches::{LaunchState, Rendezvous};
 use puts::Proxy;
 use std::sync::{Mutex, PoisonError};
@@ -181,7 +181,7 @@ impl Scratch {
         slowdown: u64,
     ) -> Result<Run, SimError> {
         let counts = worker_counts(compiled, split)?;
-        self.tables.prepare(compiled, &counts, form);
+        self.tables.prepare(compiled, &counts, form, timeline);
         self.state.reset(compiled, &self.tables);
         let (n, launches) = (compiled.ranks.len(), compiled.launches.len());
         let mut engine = Engine {
@@ -226,6 +226,7 @@ struct RunState {
     sharing: Sharing,
     timers: Timers,
     flags: Flags,
+    spans: Vec<SpanState>,
     workers: Vec<Worker>,
     pauses: Vec<Pause>,
     /// Workers that can go on, a bit each.
@@ -279,6 +280,7 @@ impl RunState {
         }
         self.timers.reset(n);
         self.flags.reset(c, t.compute_only);
+        refill(&mut self.spans, n * t.spans, SpanState::NEW);
         refill(&mut self.workers, n * t.workers, Worker::ABSENT);
         refill(&mut self.pauses, n * t.workers, Pause::NONE);
         refill(&mut self.runnable, n * t.words, 0);
@@ -359,6 +361,8 @@ struct Here<'a> {
     table0: usize,
     role0: usize,
     slot0: usize,
+    span0: usize,
+    flag0: usize,
     launch0: usize,
     worker0: usize,
     word0: usize,
@@ -392,6 +396,8 @@ impl<'a> Engine<'a> {
             table0: program * t.roles_per_program,
             role0: rank * t.roles_per_program,
             slot0: rank * t.roles_per_program * WINDOW,
+            span0: rank * t.spans,
+            flag0: rank * t.flags,
             launch0: rank * t.launches,
             worker0: rank * t.workers,
             word0: rank * t.words,
@@ -479,12 +485,19 @@ impl<'a> Engine<'a> {
             self.out.events += 1;
             let (a, b) = (timer.a, timer.b);
             match timer.kind {
-                kind::LAUNCH => self.start_launch(h, a as usize),
+                kind::LAUNCH => {
+                    self.s.flags.adds_have_come(false);
+                    self.start_launch(h, a as usize);
+                }
                 kind::FLAG_ADD => {
-                    self.s.flags.count(h.rank, a, b);
+                    if self.s.flags.count(h.rank, a, b) {
+                        self.wake(h, a);
+                    }
+                }
+                kind::FLAG_WAKE => {
+                    self.s.flags.adds_have_come(true);
                     self.wake(h, a);
                 }
-                kind::FLAG_WAKE => self.wake(h, a),
                 kind::PUSHED => self.pushed(h, a),
                 kind::FIFO => self.command(h, a),
                 kind::THREAD => self.thread_done(h, a as usize),
@@ -501,6 +514,7 @@ impl<'a> Engine<'a> {
                 other => unreachable!("timer kind {other}"),
             }
         }
+        self.s.flags.adds_have_come(true);
     }
 
     fn stuck(&self) -> SimError {
@@ -515,15 +529,13 @@ impl<'a> Engine<'a> {
                 } else {
                     self.window_head(&h, worker)
                 };
-                if let Some((task, flag)) = waited {
+                if let Some((task, on)) = waited {
+                    let flag = self.flag_of(&h, on);
                     let family = self.c.family_of(flag);
                     let role = &h.program.roles[usize::from(worker.role)];
                     let (home, index) = self.t.home(w);
-                    let waits = &h.program.tasks[task as usize];
-                    let first = waits.wait0 as usize;
-                    let count: usize = waits.waits.iter().map(|&n| usize::from(n)).sum();
-                    let holds = |w: &&WaitC| (0..w.count).any(|i| w.flag + i * w.stride == flag);
-                    let unmet = h.program.waits[first..first + count].iter().filter(holds).map(|w| w.level).max();
+                    let runs = h.program.waits_of(&h.program.tasks[task as usize]).iter().map(|w| h.program.awaited(w));
+                    let unmet = runs.filter(|run| run.flags().any(|f| f == flag)).map(|run| run.level).max();
                     blocked.push(Blocked {
                         rank: self.c.ranks[rank],
                         launch: self.c.launches[role.launch as usize].name.clone(),
@@ -538,6 +550,7 @@ impl<'a> Engine<'a> {
                 }
             }
         }
-        SimError::Stuck { at_us: self.s.timers.now as f64 / 1e6, blocked }
+        let at = self.s.timers.now.max(self.s.flags.last_noted());
+        SimError::Stuck { at_us: at as f64 / 1e6, blocked }
     }
 }

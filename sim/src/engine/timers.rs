@@ -6,7 +6,7 @@
 use crate::share::{NEVER, Sharing};
 use crate::tree::Tree;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 /// Timer kinds, in the order in which simultaneous ones of a rank are handled.
 pub(super) mod kind {
@@ -37,6 +37,8 @@ pub(super) struct Fired {
 pub(super) struct Timers {
     pub now: u64,
     heaps: Vec<BinaryHeap<Reverse<u128>>>,
+    /// Ends of waits for first loads, (time, worker), in order: most of a rank take equally long.
+    fills: Vec<VecDeque<(u64, u32)>>,
     tree: Tree,
     /// Ranks whose next event may have moved.
     stale: Vec<u32>,
@@ -50,6 +52,8 @@ impl Timers {
         self.now = 0;
         self.heaps.resize_with(ranks, BinaryHeap::new);
         self.heaps.iter_mut().for_each(BinaryHeap::clear);
+        self.fills.resize_with(ranks, VecDeque::new);
+        self.fills.iter_mut().for_each(VecDeque::clear);
         self.tree.reset(ranks);
         self.stale.clear();
         self.is_stale.clear();
@@ -71,12 +75,26 @@ impl Timers {
         }
     }
 
+    /// Sets the timer of a worker that waits for its first loads.
+    pub fn push_fill(&mut self, rank: usize, time: u64, worker: u32) {
+        let fills = &mut self.fills[rank];
+        if fills.back().is_some_and(|&(last, _)| last > time) {
+            self.push(rank, time, kind::FILL, worker, 0);
+        } else {
+            fills.push_back((time, worker));
+            self.mark_stale(rank);
+        }
+    }
+
     /// The next timer of a rank that is due.
     pub fn pop_due(&mut self, rank: usize) -> Option<Fired> {
-        let &Reverse(key) = self.heaps[rank].peek()?;
-        if (key >> 64) as u64 > self.now {
-            return None;
-        }
+        let due = self.heaps[rank].peek().filter(|Reverse(key)| (key >> 64) as u64 <= self.now);
+        let Some(&Reverse(key)) = due else {
+            // Fills come last among simultaneous timers, and their order does not matter.
+            let &(_, worker) = self.fills[rank].front().filter(|&&(time, _)| time <= self.now)?;
+            self.fills[rank].pop_front();
+            return Some(Fired { kind: kind::FILL, a: worker, b: 0 });
+        };
         self.heaps[rank].pop();
         Some(Fired { kind: (key >> 56) as u8, a: (key >> 24) as u32, b: key as u32 & MAX_WORD })
     }
@@ -120,7 +138,9 @@ impl Timers {
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
-            let mut next = self.heaps[rank].peek().map_or(NEVER, |t| (t.0 >> 64) as u64);
+            let timer = self.heaps[rank].peek().map_or(NEVER, |t| (t.0 >> 64) as u64);
+            let fill = self.fills[rank].front().map_or(NEVER, |&(time, _)| time);
+            let mut next = timer.min(fill);
             for &due in &sharing.due()[rank * classes..(rank + 1) * classes] {
                 next = next.min(due);
             }

@@ -3,7 +3,7 @@
 use super::tables::CostRow;
 use super::timers::kind;
 use super::{Engine, Here, ended};
-use crate::compile::{NONE, SignalC, TaskC, Work};
+use crate::compile::{NONE, SPAN, TaskC, WaitC, Work};
 use crate::share::NEVER;
 use tilewire_kernels::schedule::Drain;
 
@@ -80,6 +80,7 @@ pub(super) struct Pause {
     pub stalled: u64,
     /// Who waits for the same flag.
     pub next: u32,
+    /// The flag that was waited for last; during a wait, the flag or span.
     pub waited_for: u32,
 }
 
@@ -136,24 +137,26 @@ impl<'a> Engine<'a> {
 
     /// Accounts the wait that ends now.
     fn end_wait(&mut self, h: &Here<'a>, w: u32) {
+        let flag = self.flag_of(h, self.s.pauses[h.worker0 + w as usize].waited_for);
         let s = &mut *self.s;
         let worker = &mut s.workers[h.worker0 + w as usize];
         let pause = &mut s.pauses[h.worker0 + w as usize];
+        pause.waited_for = flag;
         let waited = s.timers.now - pause.since;
         pause.stalled = waited + if worker.stalled { pause.stalled } else { 0 };
         worker.stalled = true;
-        let family = usize::from(self.t.family_of[pause.waited_for as usize]);
+        let family = usize::from(self.t.family_of[flag as usize]);
         s.waits[(h.role0 + usize::from(worker.role)) * self.t.families + family] += waited;
         let home = self.home(h, w);
         self.s.waited[h.role0 + home] += waited;
     }
 
-    fn wait_for(&mut self, h: &Here<'a>, w: u32, flag: u32, state: State) {
+    fn wait_for(&mut self, h: &Here<'a>, w: u32, wait: WaitC, state: State) {
         self.worker(h, w).state = state;
         let pause = &mut self.s.pauses[h.worker0 + w as usize];
         pause.since = self.s.timers.now;
-        pause.waited_for = flag;
-        self.register(h, flag, w);
+        pause.waited_for = wait.on;
+        self.register(h, wait, w);
     }
 
     /// The role that a worker's CTA started in.
@@ -252,8 +255,8 @@ impl<'a> Engine<'a> {
     #[expect(clippy::inline_always, reason = "one call per task each; together they are a tenth of the run time")]
     #[inline(always)]
     fn start(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC, at_once: bool) -> bool {
-        if let Some(flag) = self.first_unmet(h, task.wait0, task.waits[0]) {
-            self.wait_for(h, w, flag, State::Start);
+        if let Some(wait) = self.first_unmet(h, task.wait0, task.waits[0]) {
+            self.wait_for(h, w, wait, State::Start);
             return false;
         }
         let cost = self.cost_of(task);
@@ -286,7 +289,8 @@ impl<'a> Engine<'a> {
             }
             Work::Put => {
                 worker.state = State::Push;
-                s.timers.push(h.rank, now + cost.fixed, kind::PUSHED, w, 0);
+                let delay = self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                s.timers.push(h.rank, now + delay + cost.fixed, kind::PUSHED, w, 0);
                 false
             }
             Work::Collective => {
@@ -316,7 +320,7 @@ impl<'a> Engine<'a> {
     fn fill(&mut self, h: &Here<'a>, w: u32, delay: u64) -> bool {
         let s = &mut *self.s;
         s.workers[h.worker0 + w as usize].state = State::Filling;
-        s.timers.push(h.rank, s.timers.now + delay, kind::FILL, w, 0);
+        s.timers.push_fill(h.rank, s.timers.now + delay, w);
         false
     }
 
@@ -326,7 +330,7 @@ impl<'a> Engine<'a> {
         let cost = self.cost_of(task);
         let computing = u64::from(self.s.computing[h.rank]);
         if cost.work == Work::Move {
-            let work = cost.fixed + self.signalling(task);
+            let work = cost.fixed;
             let crowd = u128::from(cost.crowd) * u128::from(computing);
             let work = work + (u128::from(work) * crowd / 1_000_000_000) as u64;
             return self.run(h, w, cost.main, work);
@@ -335,15 +339,8 @@ impl<'a> Engine<'a> {
         let mut work = u64::from(steps) * cost.step;
         if steps == cost.steps {
             work += cost.fixed + cost.crowd * computing;
-            // What is left of a tile without its arithmetic is run as a move.
-            work += if cost.step == 0 { self.signalling(task) } else { 0 };
         }
         self.run_tile(h, w, cost, work)
-    }
-
-    /// How long a CTA without storers raises a task's flags, beyond the first.
-    fn signalling(&self, task: &TaskC) -> u64 {
-        u64::from(task.signals.saturating_sub(1)) * self.c.times.signal
     }
 
     /// Starts a part of a tile's main loop; true when it takes no time.
@@ -358,23 +355,20 @@ impl<'a> Engine<'a> {
         self.run(h, w, cost.main, work)
     }
 
-    /// The first step that cannot run now, and the flag that holds it back.
-    fn step_limit(&self, h: &Here<'a>, task: &TaskC, steps: u32, done: u32) -> (u32, u32) {
-        let now = self.s.timers.now;
-        let (mut limit, mut blocked) = (steps, NONE);
+    /// The first step that cannot run now, and what holds it back.
+    fn step_limit(&mut self, h: &Here<'a>, task: &TaskC, steps: u32) -> (u32, Option<WaitC>) {
+        let (mut limit, mut blocked) = (steps, None);
         let first = (task.wait0 + u32::from(task.waits[0])) as usize;
         for wait in &h.program.waits[first..first + usize::from(task.waits[1])] {
-            let from = if done == 0 { 0 } else { (u64::from(done) * u64::from(wait.count) / u64::from(steps)) as u32 };
-            for i in from..wait.count {
-                let flag = wait.flag + i * wait.stride;
-                if !self.s.flags.is_met(h.rank, flag, wait.level, now) {
-                    // Step s needs flag floor(s * count / steps): flag i is first needed by step ceil(i * steps / count).
-                    let needed_by = (u64::from(i) * u64::from(steps)).div_ceil(u64::from(wait.count)) as u32;
-                    if needed_by < limit {
-                        (limit, blocked) = (needed_by, flag);
-                    }
-                    break;
-                }
+            if self.is_met(h, *wait) {
+                continue;
+            }
+            let run = h.program.awaited(wait);
+            let unmet = if wait.on & SPAN == 0 { 0 } else { self.reach(h, wait.on & !SPAN) };
+            // Step s needs flag floor(s * count / steps): flag i is first needed by step ceil(i * steps / count).
+            let needed_by = (u64::from(unmet) * u64::from(steps)).div_ceil(u64::from(run.count)) as u32;
+            if needed_by < limit {
+                (limit, blocked) = (needed_by, Some(WaitC { on: run.at(unmet), level: run.level }));
             }
         }
         (limit, blocked)
@@ -387,8 +381,8 @@ impl<'a> Engine<'a> {
         if cost.main == NONE {
             // Only the flags and the output remain in this form.
             let first = task.wait0 + u32::from(task.waits[0]);
-            if let Some(flag) = self.first_unmet(h, first, task.waits[1]) {
-                self.wait_for(h, w, flag, State::Step);
+            if let Some(wait) = self.first_unmet(h, first, task.waits[1]) {
+                self.wait_for(h, w, wait, State::Step);
                 return false;
             }
             let worker = self.worker(h, w);
@@ -399,14 +393,14 @@ impl<'a> Engine<'a> {
         let done = self.s.workers[h.worker0 + w as usize].step;
         let mut limit = cost.steps;
         if task.waits[1] > 0 {
-            let flag;
-            (limit, flag) = self.step_limit(h, task, cost.steps, done);
-            if limit <= done && flag != NONE {
+            let blocked;
+            (limit, blocked) = self.step_limit(h, task, cost.steps);
+            if let Some(wait) = blocked.filter(|_| limit <= done) {
                 if done == 0 {
                     // What is not there yet cannot have been loaded ahead.
                     self.worker(h, w).prefetched = false;
                 }
-                self.wait_for(h, w, flag, State::Step);
+                self.wait_for(h, w, wait, State::Step);
                 return false;
             }
         }
@@ -420,7 +414,6 @@ impl<'a> Engine<'a> {
         let mut work = u64::from(limit - done) * cost.step;
         if limit == cost.steps {
             work += cost.fixed + cost.crowd * u64::from(self.s.computing[h.rank]);
-            work += if cost.step == 0 { self.signalling(task) } else { 0 };
         }
         self.run_tile(h, w, cost, work)
     }
@@ -448,8 +441,8 @@ impl<'a> Engine<'a> {
     #[inline(always)]
     fn output(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let first = task.wait0 + u32::from(task.waits[0]) + u32::from(task.waits[1]);
-        if let Some(flag) = self.first_unmet(h, first, task.waits[2]) {
-            self.wait_for(h, w, flag, State::Output);
+        if let Some(wait) = self.first_unmet(h, first, task.waits[2]) {
+            self.wait_for(h, w, wait, State::Output);
             return false;
         }
         self.store(h, w, task)
@@ -471,7 +464,7 @@ impl<'a> Engine<'a> {
             return true;
         }
         if h.any_early {
-            self.raise(h, signals_of(h, task), true);
+            self.raise(h, h.program.signals_of(task), true);
         }
         let out = if cost.deferred.class != NONE && self.has_next(h, w) { cost.deferred } else { cost.out };
         let s = &mut *self.s;
@@ -496,10 +489,10 @@ impl<'a> Engine<'a> {
     pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32) {
         let task = &h.program.tasks[self.worker(h, w).storing_task as usize];
         if h.any_early {
-            self.raise(h, signals_of(h, task), false);
+            self.raise(h, h.program.signals_of(task), false);
         } else {
-            for (nth, signal) in signals_of(h, task).iter().enumerate() {
-                self.raise_one(h, signal, nth);
+            for signal in h.program.signals_of(task) {
+                self.raise_one(h, signal);
             }
         }
         let now = self.s.timers.now;
@@ -531,8 +524,8 @@ impl<'a> Engine<'a> {
         let task = &h.program.tasks[worker.task as usize];
         let home = self.home(h, w);
         self.s.busy[h.role0 + home] += self.busy_time(h, w);
-        for signal in signals_of(h, task) {
-            self.raise_one(h, signal, 0);
+        for signal in h.program.signals_of(task) {
+            self.raise_one(h, signal);
         }
         self.record_task(h, w, now);
         self.task_done(h, role);
@@ -542,9 +535,4 @@ impl<'a> Engine<'a> {
     pub(super) fn flow(&mut self, h: &Here<'a>, class: u32, work: u64, tag: u32) {
         self.s.sharing.start(h.class0 + class, self.s.timers.now, work, tag);
     }
-}
-
-fn signals_of<'a>(h: &Here<'a>, task: &TaskC) -> &'a [SignalC] {
-    let program = h.program;
-    &program.signals[task.signal0 as usize..task.signal0 as usize + usize::from(task.signals)]
 }

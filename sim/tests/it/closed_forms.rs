@@ -4,7 +4,7 @@
 
 use crate::support::*;
 use tilewire_kernels::schedule::{At, Claim, CollectiveKind, CtaCount, Drain, Gate, Op, Role, Signal, Wait};
-use tilewire_kernels::{Fabric, RoleKind, Task};
+use tilewire_kernels::{Cluster, Fabric, RoleKind, Task};
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::engine;
 
@@ -125,6 +125,28 @@ fn a_first_step_that_waits_pays_its_fill() {
         }
     });
     assert_eq!(simulate(&toy, &ib(), split(1, 1, 0, 0)).end, (24_500 + 100 + 10_200 + 400) * NS);
+}
+
+#[test]
+fn an_interpreter_looks_at_each_flag_of_a_k_step() {
+    let mut machine = ib();
+    machine.interpreter = shipped_machine("h200-nvlink").interpreter;
+    let looks = |step_flag_ns: f64, flags: u32| {
+        let machine = with(machine.clone(), &[("interpreter.step_flag_ns", step_flag_ns)]);
+        let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+        let toy = Toy::node(1, roles).tasks(move |_, _, role| {
+            if role == 0 {
+                let gated = Wait::run(FAMILY, 1, flags, 1, 1, Gate::KStep);
+                vec![tile(10, At::ME, Drain::Visible).wait(wait(0)).wait(gated)]
+            } else {
+                let all = (1..=flags).map(|flag| sync().signal(signal(At::ME, flag)));
+                all.chain([sync().signal(signal(At::ME, 0))]).collect()
+            }
+        });
+        simulate(&toy, &machine, split(1, 1, 0, 0)).end
+    };
+    assert_eq!(looks(70.0, 5) - looks(0.0, 5), 350 * NS, "all of them were up before the tile began");
+    assert_eq!(looks(70.0, 10) - looks(0.0, 10), 700 * NS);
 }
 
 #[test]
@@ -381,6 +403,26 @@ fn a_collective_begins_when_the_last_rank_has_come() {
     // One CTA drives an eighth of the library's channels: 12.5 GB/s, 60 us.
     let machine = with(ib(), &[("library.all_gather.fill_us", 0.0)]);
     assert_eq!(simulate(&toy, &machine, split(0, 0, 0, 0)).rank_ends, [(3 + 21 + 1 + 10 + 60) * US; 4]);
+}
+
+#[test]
+fn two_gpus_alone_have_collectives_of_their_own() {
+    // 10 us + 1,000,000 B x (G - 1)/G / 100 GB/s, driven by one of eight CTAs; between a pair 7 us instead of 10.
+    let once = Role { ctas: CtaCount::Fixed(1), ..compute() };
+    let time = |nodes: u16, gpus: u16| {
+        let cluster = Cluster { nodes, gpus_per_node: gpus };
+        let toy = Toy::on(cluster, vec![once.clone()]).tasks(move |_, _, _| {
+            let (src, dst) = (bytes(1_000_000 / cluster.ranks() as u64), bytes(1_000_000));
+            vec![Task::new(Op::Collective { kind: CollectiveKind::AllGather, src, dst })]
+        });
+        let mut machine = with(ib(), &[("library.all_gather.fill_us", 0.0)]);
+        machine.library_pair = Some(machine.library.clone());
+        let machine = with(machine, &[("library_pair.all_gather.latency_us", 7.0)]);
+        simulate(&toy, &machine, split(0, 0, 0, 0)).rank_ends[0]
+    };
+    assert_eq!(time(1, 2), (3 + 7 + 40) * US);
+    assert_eq!(time(1, 4), (3 + 10 + 60) * US);
+    assert_eq!(time(2, 1), (3 + 10 + 40) * US);
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! An opened RDMA device with one registered segment.
 
 use super::{Library, VerbsConfig};
-use crate::probe::rdma;
+use crate::probe::rdma::{self, Seat};
 use crate::transport::TransportError;
+use crate::transport::registration::Nic;
 use crate::transport::segment::Segment;
 use ibverbs_sys as ffi;
 use std::ffi::{CStr, c_int};
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,6 +35,8 @@ pub struct Device {
     pub(super) library: &'static Library,
     /// Name.
     pub name: String,
+    /// Whether it is a program of the kernel, not hardware.
+    pub software: bool,
     /// Port in use.
     pub port: Port,
     pub(super) context: *mut ffi::ibv_context,
@@ -78,16 +82,39 @@ impl Device {
         })
     }
 
-    /// Opens the device that the configuration names and registers the segment.
+    /// Opens the NICs of a rank's rails and registers its segment with each: those that the configuration names, or the
+    /// nearest to `seat` that `transport` can use.
     ///
     /// # Errors
     /// [`TransportError::Missing`], [`TransportError::Call`].
-    pub fn open(config: &VerbsConfig, segment: Arc<Segment>) -> Result<Self, TransportError> {
+    pub fn open_all(
+        config: &VerbsConfig,
+        transport: &str,
+        seat: &Seat,
+        segment: &Arc<Segment>,
+    ) -> Result<Vec<Self>, TransportError> {
+        Library::get()?;
+        let known = rdma::devices(Path::new(rdma::SYSFS));
+        let names = match &config.nics[..] {
+            [] => rdma::nearest(&known, transport, seat, usize::from(config.rails.max(1)))
+                .map_err(|what| TransportError::Missing { what })?,
+            named => named.to_vec(),
+        };
+        names.iter().map(|name| Self::open(config, name, &known, segment.clone())).collect()
+    }
+
+    fn open(
+        config: &VerbsConfig,
+        name: &str,
+        known: &[rdma::RdmaDevice],
+        segment: Arc<Segment>,
+    ) -> Result<Self, TransportError> {
         let library = Library::get()?;
-        let (name, context) = open(library, config)?;
+        let context = open(library, name)?;
         let mut device = Self {
             library,
-            name,
+            name: name.to_owned(),
+            software: known.iter().any(|device| device.name == name && device.software),
             port: Port { number: config.port, gid_index: 0, gid: [0; 16], lid: 0, mtu: 1, ethernet: false },
             context,
             domain: std::ptr::null_mut(),
@@ -95,14 +122,13 @@ impl Device {
             one: (Box::new(1), std::ptr::null_mut()),
             segment,
         };
-        device.port = device.ask_port(config)?;
-        let access = ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
-        let bytes = device.segment.bytes() as usize;
+        device.port = device.ask_port(config, known)?;
         // SAFETY: the context is open; the segment and the word live as long as the registrations, see `Drop`.
         unsafe {
             device.domain = some("ibv_alloc_pd", &device.name, (library.ibv_alloc_pd)(device.context))?;
-            let region = (library.ibv_reg_mr)(device.domain, device.segment.address().cast(), bytes, access.0 as c_int);
-            device.region = some("ibv_reg_mr", "the segment; is `ulimit -l` large enough?", region)?;
+            device.region = device
+                .register(device.address(), device.segment.bytes())
+                .map_err(|error| failed("ibv_reg_mr", "the segment; is `ulimit -l` large enough?", error))?;
             let one: *mut u32 = &raw mut *device.one.0;
             let region = (library.ibv_reg_mr)(device.domain, one.cast(), 4, 0);
             device.one.1 = some("ibv_reg_mr", "a word", region)?;
@@ -110,7 +136,7 @@ impl Device {
         Ok(device)
     }
 
-    fn ask_port(&self, config: &VerbsConfig) -> Result<Port, TransportError> {
+    fn ask_port(&self, config: &VerbsConfig, known: &[rdma::RdmaDevice]) -> Result<Port, TransportError> {
         // SAFETY: all-zero is a value of these plain structures, and both outlive the calls.
         let (mut port, mut gid): (ffi::ibv_port_attr, ffi::ibv_gid) = unsafe { std::mem::zeroed() };
         let what = format!("{} port {}", self.name, config.port);
@@ -124,7 +150,7 @@ impl Device {
         let ethernet = u32::from(port.link_layer) == u32::from(ffi::IBV_LINK_LAYER_ETHERNET as u8);
         let gid_index = match config.gid_index {
             Some(index) => index,
-            None => rdma::devices(Path::new("/sys/class/infiniband"))
+            None => known
                 .iter()
                 .filter(|device| device.name == self.name)
                 .flat_map(|device| &device.ports)
@@ -158,7 +184,37 @@ impl Device {
     }
 }
 
-fn open(library: &Library, config: &VerbsConfig) -> Result<(String, *mut ffi::ibv_context), TransportError> {
+/// What peers and this rank may do with registered memory; without relaxed ordering, see the module.
+fn access() -> c_int {
+    (ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE).0 as c_int
+}
+
+/// A region is freed by who asked for it, before the device.
+impl Nic for Device {
+    type Region = *mut ffi::ibv_mr;
+
+    fn register(&self, address: u64, bytes: u64) -> io::Result<*mut ffi::ibv_mr> {
+        // SAFETY: the domain is live; the kernel checks the range, and pins what it accepts.
+        let region = unsafe { (self.library.ibv_reg_mr)(self.domain, address as *mut _, bytes as usize, access()) };
+        if region.is_null() { Err(io::Error::last_os_error()) } else { Ok(region) }
+    }
+
+    fn register_dmabuf(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        address: u64,
+    ) -> io::Result<*mut ffi::ibv_mr> {
+        let missing = || io::Error::other("this libibverbs has no ibv_reg_dmabuf_mr");
+        let register = self.library.reg_dmabuf.ok_or_else(missing)?;
+        // SAFETY: the domain is live, the file is open during the call, and the kernel keeps its own reference.
+        let region = unsafe { register(self.domain, offset, bytes as usize, address, fd.as_raw_fd(), access()) };
+        if region.is_null() { Err(io::Error::last_os_error()) } else { Ok(region) }
+    }
+}
+
+fn open(library: &Library, wanted: &str) -> Result<*mut ffi::ibv_context, TransportError> {
     let mut count = 0;
     // SAFETY: `count` outlives the call; names and devices are used before the list is freed.
     unsafe {
@@ -168,21 +224,17 @@ fn open(library: &Library, config: &VerbsConfig) -> Result<(String, *mut ffi::ib
         let name = |&device: &*mut ffi::ibv_device| {
             CStr::from_ptr((library.ibv_get_device_name)(device)).to_string_lossy().into_owned()
         };
-        let wanted =
-            |device: &&*mut ffi::ibv_device| config.device.as_ref().is_none_or(|wanted| *wanted == name(device));
-        let found = devices.iter().find(wanted).map(|device| (name(device), (library.ibv_open_device)(*device)));
+        let found = devices.iter().find(|device| name(device) == wanted);
+        let context = found.map(|&device| (library.ibv_open_device)(device));
         let error = io::Error::last_os_error();
         let names: Vec<String> = devices.iter().map(name).collect();
         if !list.is_null() {
             (library.ibv_free_device_list)(list);
         }
-        match (found, &config.device) {
-            (Some((name, context)), _) if !context.is_null() => Ok((name, context)),
-            (Some((name, _)), _) => Err(failed("ibv_open_device", name, error)),
-            (None, Some(wanted)) => {
-                Err(TransportError::Missing { what: format!("no RDMA device {wanted}; there are {names:?}") })
-            }
-            (None, None) => Err(TransportError::Missing { what: "no RDMA device on this machine".to_owned() }),
+        match context {
+            Some(context) if !context.is_null() => Ok(context),
+            Some(_) => Err(failed("ibv_open_device", wanted, error)),
+            None => Err(TransportError::Missing { what: rdma::no_such(wanted, &names) }),
         }
     }
 }

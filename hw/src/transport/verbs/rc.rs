@@ -4,12 +4,13 @@
 //! is that of all before it.
 
 use super::device::{NOT_THERE, failed, zero};
-use super::{Card, Device, Port, VerbsConfig, mismatch};
+use super::{Card, Completions, Device, Rail, VerbsConfig, describe};
 use crate::host::Wires;
 use crate::transport::{Command, Event, Notice, Order, Transport, TransportError, Word};
 use ibverbs_sys as ffi;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,7 @@ struct Posted {
 
 struct QueuePair {
     handle: *mut ffi::ibv_qp,
+    rail: usize,
     peer: u32,
     remote: Remote,
     /// Oldest first; numbers are consecutive.
@@ -42,11 +44,10 @@ struct QueuePair {
     requests: u32,
 }
 
-/// One proxy's queue pairs and completion queue.
+/// One proxy's queue pairs.
 struct Endpoint {
-    device: Arc<Device>,
+    rails: Vec<Rail>,
     config: VerbsConfig,
-    completions: *mut ffi::ibv_cq,
     queue_pairs: Vec<QueuePair>,
     /// Index of the first queue pair of each peer.
     first: BTreeMap<u32, usize>,
@@ -65,23 +66,23 @@ const FLUSH_GRACE: Duration = Duration::from_secs(2);
 /// Marks receives in a work request's number.
 const RECEIVE: u64 = 1 << 63;
 
-/// Makes queue pairs to `peers` for `proxies` threads.
+/// Makes queue pairs to `peers` for `proxies` threads over one NIC for each rail.
 ///
 /// # Errors
 /// [`TransportError::Call`].
 pub fn prepare(
-    device: Device,
+    devices: Vec<Device>,
     config: &VerbsConfig,
     me: u32,
     peers: &[u32],
     proxies: u16,
 ) -> Result<(Unconnected, Card), TransportError> {
-    let device = Arc::new(device);
-    let endpoint = |_| Endpoint::new(device.clone(), config, peers, proxies);
+    let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
+    let endpoint = |_| Endpoint::new(&devices, config, peers, proxies);
     let proxies = (0..proxies.max(1)).map(endpoint).collect::<Result<Vec<_>, _>>()?;
     let queue_pairs =
         peers.iter().map(|&peer| (peer, proxies.iter().map(|proxy| proxy.numbers(peer)).collect())).collect();
-    let card = Card::new(&device, queue_pairs);
+    let card = Card::new(&devices, queue_pairs);
     Ok((Unconnected { proxies, me }, card))
 }
 
@@ -93,38 +94,30 @@ impl Unconnected {
     /// [`TransportError`]: a card that does not fit, or a call that failed.
     pub fn connect(mut self, cards: &[Card], spoil: u32) -> Result<Wires, TransportError> {
         for (index, endpoint) in self.proxies.iter_mut().enumerate() {
+            let each = endpoint.each();
             for at in 0..endpoint.queue_pairs.len() {
-                let peer = endpoint.queue_pairs[at].peer;
-                let nth = at - endpoint.first[&peer];
+                let QueuePair { peer, rail, .. } = endpoint.queue_pairs[at];
                 let card = &cards[peer as usize];
-                let number = card
-                    .queue_pairs
-                    .get(&self.me)
-                    .and_then(|proxies| proxies.get(index)?.get(nth))
-                    .ok_or_else(|| mismatch(peer, "has other proxies or queue pairs"))?;
-                if card.bytes != endpoint.device.segment.bytes() {
-                    return Err(mismatch(peer, "has a segment of another size"));
-                }
-                endpoint.queue_pairs[at].remote = Remote { address: card.address, key: card.key ^ spoil };
-                endpoint.connect(at, card, *number)?;
+                let numbers = card.numbers(peer, self.me, index, each, &endpoint.rails)?;
+                let key = card.rails[rail].key ^ spoil;
+                endpoint.queue_pairs[at].remote = Remote { address: card.address, key };
+                endpoint.connect(at, card, numbers[at - endpoint.first[&peer]])?;
             }
         }
         let transports = self.proxies.into_iter().map(|proxy| Box::new(proxy) as Box<dyn Transport>).collect();
-        Ok(Wires { order: Order::Queue, transports })
+        Ok(Wires::new(Order::Queue, transports))
     }
 }
 
 impl Endpoint {
-    fn new(device: Arc<Device>, config: &VerbsConfig, peers: &[u32], proxies: u16) -> Result<Self, TransportError> {
+    fn new(devices: &[Arc<Device>], config: &VerbsConfig, peers: &[u32], proxies: u16) -> Result<Self, TransportError> {
         let mut config = config.clone();
         config.queue_pairs = config.queue_pairs.max(1);
         let count = peers.len() as u32 * u32::from(config.queue_pairs);
-        let depth = (count * (config.send_depth + config.receive_depth)).max(16);
-        let completions = device.completion_queue(depth)?;
+        let depth = count * (config.send_depth() + config.receive_depth);
         let mut endpoint = Self {
-            device,
+            rails: Rail::all(devices, depth)?,
             config,
-            completions,
             queue_pairs: Vec::new(),
             first: BTreeMap::new(),
             flushed: None,
@@ -132,41 +125,47 @@ impl Endpoint {
         };
         for &peer in peers {
             endpoint.first.insert(peer, endpoint.queue_pairs.len());
-            for _ in 0..endpoint.config.queue_pairs {
-                endpoint.add(peer)?;
+            for index in 0..endpoint.each() {
+                endpoint.add(peer, index % devices.len())?;
             }
         }
         Ok(endpoint)
     }
 
+    /// Queue pairs to each peer.
+    fn each(&self) -> usize {
+        self.rails.len() * usize::from(self.config.queue_pairs)
+    }
+
     /// Makes a queue pair that takes immediates at once.
-    fn add(&mut self, peer: u32) -> Result<(), TransportError> {
+    fn add(&mut self, peer: u32, rail: usize) -> Result<(), TransportError> {
         use ffi::ibv_qp_attr_mask as Mask;
-        let (library, config) = (self.device.library, &self.config);
+        let (Rail { device, completions }, config) = (&self.rails[rail], &self.config);
         // SAFETY: all-zero is a value of these plain structures; handles are live, see `Device`.
         let handle = unsafe {
             let mut init: ffi::ibv_qp_init_attr = std::mem::zeroed();
-            (init.send_cq, init.recv_cq) = (self.completions, self.completions);
+            (init.send_cq, init.recv_cq) = (*completions, *completions);
             init.qp_type = ffi::ibv_qp_type::IBV_QPT_RC;
             init.cap = ffi::ibv_qp_cap {
-                max_send_wr: config.send_depth,
+                max_send_wr: config.send_depth(),
                 max_recv_wr: config.receive_depth,
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 max_inline_data: if config.inline_flags { 4 } else { 0 },
             };
-            (library.ibv_create_qp)(self.device.domain, &raw mut init)
+            (device.library.ibv_create_qp)(device.domain, &raw mut init)
         };
         if handle.is_null() {
-            let what = format!("to rank {peer}, {} sends, {} receives", config.send_depth, config.receive_depth);
+            let what = format!("to rank {peer}, {} sends, {} receives", config.send_depth(), config.receive_depth);
             return Err(failed("ibv_create_qp", what, std::io::Error::last_os_error()));
         }
-        let remote = Remote { address: 0, key: 0 };
-        self.queue_pairs.push(QueuePair { handle, peer, remote, posted: VecDeque::new(), oldest: 0, requests: 0 });
+        let (port, remote) = (device.port.number, Remote { address: 0, key: 0 });
+        let posted = VecDeque::new();
+        self.queue_pairs.push(QueuePair { handle, rail, peer, remote, posted, oldest: 0, requests: 0 });
         // SAFETY: as above.
         let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_INIT;
-        attributes.port_num = self.device.port.number;
+        attributes.port_num = port;
         attributes.qp_access_flags =
             (ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE).0;
         let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
@@ -185,7 +184,9 @@ impl Endpoint {
         what: &str,
     ) -> Result<(), TransportError> {
         // SAFETY: the queue pair is live, the attributes outlive the call.
-        zero("ibv_modify_qp", what, unsafe { (self.device.library.ibv_modify_qp)(handle, attributes, mask.0 as c_int) })
+        zero("ibv_modify_qp", what, unsafe {
+            (self.rails[0].device.library.ibv_modify_qp)(handle, attributes, mask.0 as c_int)
+        })
     }
 
     fn numbers(&self, peer: u32) -> Vec<u32> {
@@ -195,7 +196,8 @@ impl Endpoint {
 
     fn connect(&self, at: usize, card: &Card, number: u32) -> Result<(), TransportError> {
         use ffi::ibv_qp_attr_mask as Mask;
-        let (port, qp) = (self.device.port, &self.queue_pairs[at]);
+        let qp = &self.queue_pairs[at];
+        let (port, card) = (self.rails[qp.rail].device.port, &card.rails[qp.rail]);
         // SAFETY: all-zero is a value of these plain structures.
         let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_RTR;
@@ -247,11 +249,15 @@ impl Endpoint {
     /// The queue pair of a peer for a schedule's queue.
     fn of(&self, peer: u32, queue: u16) -> Result<usize, TransportError> {
         let first = *self.first.get(&peer).ok_or(TransportError::Unreachable { transport: "verbs-rc", peer })?;
-        Ok(first + usize::from(queue / self.proxies.max(1) % self.config.queue_pairs))
+        Ok(first + usize::from(queue / self.proxies.max(1)) % self.each())
+    }
+
+    fn device_of(&self, at: usize) -> &Device {
+        &self.rails[self.queue_pairs[at].rail].device
     }
 
     fn room(&self, at: usize) -> u32 {
-        self.config.send_depth - self.queue_pairs[at].requests
+        self.config.send_depth() - self.queue_pairs[at].requests
     }
 
     /// The request that writes `bytes` bytes at `local` to `remote` of a peer.
@@ -304,9 +310,10 @@ impl Endpoint {
         if self.config.inline_flags {
             request.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
         }
+        let one = &self.device_of(at).one;
         // SAFETY: registered in `Device::open`.
-        let lkey = unsafe { (*self.device.one.1).lkey };
-        (request, ffi::ibv_sge { addr: &raw const *self.device.one.0 as u64, length: 4, lkey })
+        let lkey = unsafe { (*one.1).lkey };
+        (request, ffi::ibv_sge { addr: &raw const *one.0 as u64, length: 4, lkey })
     }
 
     /// A completion that says that something failed.
@@ -317,7 +324,7 @@ impl Endpoint {
         TransportError::Completion {
             peer: qp.peer,
             queue: command.queue,
-            status: self.device.library.status(status),
+            status: self.rails[0].device.library.status(status),
             code: status,
             vendor,
             command: Box::new(command),
@@ -327,14 +334,13 @@ impl Endpoint {
 
 impl Transport for Endpoint {
     fn name(&self) -> String {
-        let Port { number, gid_index, .. } = self.device.port;
-        format!("verbs-rc ({} port {number} gid {gid_index}, host memory)", self.device.name)
+        describe("verbs-rc", &self.config, &self.rails)
     }
 
     fn post(&mut self, commands: &[Command]) -> Result<usize, TransportError> {
         let Some(&Command { peer, queue, .. }) = commands.first() else { return Ok(0) };
         let at = self.of(peer, queue)?;
-        let slots = self.device.segment.slots();
+        let slots = self.rails[0].device.segment.slots();
         let (mut requests, mut lists) =
             (Vec::with_capacity(2 * commands.len()), Vec::with_capacity(2 * commands.len()));
         let mut taken = 0;
@@ -362,9 +368,10 @@ impl Transport for Endpoint {
                     request.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
                     request.__bindgen_anon_1.imm_data = word.0.to_be();
                 }
-                let addr = self.device.address() + command.src;
+                let device = self.device_of(at);
+                let addr = device.address() + command.src;
                 requests.push(request);
-                lists.push(ffi::ibv_sge { addr, length: command.bytes, lkey: self.device.local_key() });
+                lists.push(ffi::ibv_sge { addr, length: command.bytes, lkey: device.local_key() });
             }
             if let Notice::Write(word) = command.notice {
                 let (request, list) = self.flag(at, word, slots, signalled);
@@ -398,56 +405,52 @@ impl Transport for Endpoint {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
-        const BATCH: usize = 32;
-        let mut found = [const { std::mem::MaybeUninit::<ffi::ibv_wc>::uninit() }; BATCH];
-        let queue = self.completions;
-        // SAFETY: the queue is live, and the array outlives the call.
-        let count = unsafe {
-            let poll = (*(*queue).context).ops.poll_cq;
-            poll.map_or(-1, |poll| poll(queue, BATCH as c_int, found.as_mut_ptr().cast()))
-        };
-        if count < 0 {
-            return Err(failed("ibv_poll_cq", "", std::io::Error::last_os_error()));
+        let mut room: Completions = [const { MaybeUninit::uninit() }; 32];
+        let mut all = 0;
+        for rail in 0..self.rails.len() {
+            let found = self.rails[rail].poll(&mut room)?;
+            all += found.len();
+            found.iter().try_for_each(|completion| self.complete(completion, events))?;
         }
         // The cause, here or on the peer, is worth more than the consequence.
         if let Some((since, peer)) = self.flushed
-            && count == 0
+            && all == 0
             && since.elapsed() > FLUSH_GRACE
         {
             return Err(TransportError::Flushed { peer });
-        }
-        for completion in &found[..count as usize] {
-            // SAFETY: the call wrote so many.
-            let completion = unsafe { completion.assume_init_ref() };
-            let id = completion.wr_id();
-            if let Some((status, vendor)) = completion.error() {
-                let receive = id & RECEIVE != 0;
-                let at = if receive { id as u32 as usize } else { (id >> 32) as usize };
-                if receive || status == ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
-                    self.flushed.get_or_insert((Instant::now(), self.queue_pairs[at].peer));
-                    continue;
-                }
-                return Err(self.failure(at, id as u32, status, vendor));
-            }
-            if id & RECEIVE != 0 {
-                // A receive without memory completes by an immediate only.
-                events.push(Event::Arrived(Word(u32::from_be(completion.imm_data))));
-                self.receive(id as u32 as usize)?;
-                continue;
-            }
-            let qp = &mut self.queue_pairs[(id >> 32) as usize];
-            let complete = (id as u32).wrapping_sub(qp.oldest).wrapping_add(1);
-            for posted in qp.posted.drain(..complete as usize) {
-                qp.requests -= posted.requests;
-                events.extend(posted.command.map(Event::Sent));
-            }
-            qp.oldest = qp.oldest.wrapping_add(complete);
         }
         Ok(())
     }
 }
 
 impl Endpoint {
+    /// What a completion says.
+    fn complete(&mut self, completion: &ffi::ibv_wc, events: &mut Vec<Event>) -> Result<(), TransportError> {
+        let id = completion.wr_id();
+        if let Some((status, vendor)) = completion.error() {
+            let receive = id & RECEIVE != 0;
+            let at = if receive { id as u32 as usize } else { (id >> 32) as usize };
+            if receive || status == ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
+                self.flushed.get_or_insert((Instant::now(), self.queue_pairs[at].peer));
+                return Ok(());
+            }
+            return Err(self.failure(at, id as u32, status, vendor));
+        }
+        if id & RECEIVE != 0 {
+            // A receive without memory completes by an immediate only.
+            events.push(Event::Arrived(Word(u32::from_be(completion.imm_data))));
+            return self.receive(id as u32 as usize);
+        }
+        let qp = &mut self.queue_pairs[(id >> 32) as usize];
+        let complete = (id as u32).wrapping_sub(qp.oldest).wrapping_add(1);
+        for posted in qp.posted.drain(..complete as usize) {
+            qp.requests -= posted.requests;
+            events.extend(posted.command.map(Event::Sent));
+        }
+        qp.oldest = qp.oldest.wrapping_add(complete);
+        Ok(())
+    }
+
     /// Posts a flag on a queue of its own.
     fn post_alone(&mut self, at: usize, word: Word, slots: u32) -> Result<(), TransportError> {
         let (mut request, list) = self.flag(at, word, slots, true);
@@ -464,9 +467,11 @@ impl Drop for Endpoint {
         // SAFETY: each handle was made here and is destroyed once, queue pairs before their completion queue.
         unsafe {
             for qp in &self.queue_pairs {
-                (self.device.library.ibv_destroy_qp)(qp.handle);
+                (self.rails[qp.rail].device.library.ibv_destroy_qp)(qp.handle);
             }
-            (self.device.library.ibv_destroy_cq)(self.completions);
+            for Rail { device, completions } in &self.rails {
+                (device.library.ibv_destroy_cq)(*completions);
+            }
         }
     }
 }

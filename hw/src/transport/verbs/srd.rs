@@ -7,12 +7,13 @@
 //! completes on its own. An immediate consumes a receive.
 
 use super::device::{NOT_THERE, failed, zero};
-use super::{Card, Device, VerbsConfig, mismatch};
+use super::{Card, Completions, Device, Rail, VerbsConfig, describe};
 use crate::host::Wires;
 use crate::transport::{Command, Event, Notice, Order, Transport, TransportError, Word};
 use ibverbs_sys as ffi;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// `struct efadv_qp_init_attr` of rdma-core's `efadv.h`, whose layout CI compares.
@@ -55,18 +56,18 @@ fn create_qp() -> Result<CreateQp, TransportError> {
 
 /// A peer as this endpoint reaches it.
 struct Peer {
-    handle: *mut ffi::ibv_ah,
+    /// By rail: its address and key.
+    rails: Vec<(*mut ffi::ibv_ah, u32)>,
     address: u64,
-    key: u32,
     /// Its queue pairs of this proxy.
     queue_pairs: Vec<u32>,
 }
 
 /// One proxy's queue pairs.
 struct Endpoint {
-    device: Arc<Device>,
+    rails: Vec<Rail>,
     config: VerbsConfig,
-    completions: *mut ffi::ibv_cq,
+    /// Index i is on rail i modulo the number of rails.
     queue_pairs: Vec<(*mut ffi::ibv_qp, *mut ffi::ibv_qp_ex)>,
     /// Requests in flight, by queue pair.
     in_flight: Vec<u32>,
@@ -87,22 +88,22 @@ pub struct Unconnected {
     me: u32,
 }
 
-/// Makes queue pairs for `proxies` threads.
+/// Makes queue pairs for `proxies` threads over one NIC for each rail.
 ///
 /// # Errors
 /// [`TransportError::Missing`] without EFA's library, [`TransportError::Call`] where the device is no EFA.
 pub fn prepare(
-    device: Device,
+    devices: Vec<Device>,
     config: &VerbsConfig,
     me: u32,
     peers: &[u32],
     proxies: u16,
 ) -> Result<(Unconnected, Card), TransportError> {
-    let (device, create) = (Arc::new(device), create_qp()?);
-    let endpoint = |_| Endpoint::new(device.clone(), config, create, proxies.max(1));
+    let (devices, create) = (devices.into_iter().map(Arc::new).collect::<Vec<_>>(), create_qp()?);
+    let endpoint = |_| Endpoint::new(&devices, config, create, proxies.max(1));
     let proxies = (0..proxies.max(1)).map(endpoint).collect::<Result<Vec<_>, _>>()?;
     let numbers: Vec<Vec<u32>> = proxies.iter().map(Endpoint::numbers).collect();
-    let card = Card::new(&device, peers.iter().map(|&peer| (peer, numbers.clone())).collect());
+    let card = Card::new(&devices, peers.iter().map(|&peer| (peer, numbers.clone())).collect());
     Ok((Unconnected { proxies, peers: peers.to_vec(), me }, card))
 }
 
@@ -115,34 +116,30 @@ impl Unconnected {
         for (index, endpoint) in self.proxies.iter_mut().enumerate() {
             for &peer in &self.peers {
                 let card = &cards[peer as usize];
-                let queue_pairs = card
-                    .queue_pairs
-                    .get(&self.me)
-                    .and_then(|proxies| proxies.get(index))
-                    .filter(|numbers| numbers.len() == endpoint.queue_pairs.len())
-                    .ok_or_else(|| mismatch(peer, "has other proxies or queue pairs"))?;
-                if card.bytes != endpoint.device.segment.bytes() {
-                    return Err(mismatch(peer, "has a segment of another size"));
-                }
-                let handle = endpoint.address_handle(peer, card)?;
-                let (address, key) = (card.address, card.key);
-                endpoint.peers.insert(peer, Peer { handle, address, key, queue_pairs: queue_pairs.clone() });
+                let each = endpoint.queue_pairs.len();
+                let queue_pairs = card.numbers(peer, self.me, index, each, &endpoint.rails)?.to_vec();
+                let rails = (0..endpoint.rails.len())
+                    .map(|rail| Ok((endpoint.address_handle(peer, card, rail)?, card.rails[rail].key)))
+                    .collect::<Result<_, TransportError>>()?;
+                endpoint.peers.insert(peer, Peer { rails, address: card.address, queue_pairs });
             }
         }
         let transports = self.proxies.into_iter().map(|proxy| Box::new(proxy) as Box<dyn Transport>).collect();
-        Ok(Wires { order: Order::Unordered, transports })
+        Ok(Wires::new(Order::Unordered, transports))
     }
 }
 
 impl Endpoint {
-    fn new(device: Arc<Device>, config: &VerbsConfig, create: CreateQp, proxies: u16) -> Result<Self, TransportError> {
+    fn new(
+        devices: &[Arc<Device>],
+        config: &VerbsConfig,
+        create: CreateQp,
+        proxies: u16,
+    ) -> Result<Self, TransportError> {
         let count = config.queue_pairs.max(1);
-        let depth = (u32::from(count) * (config.send_depth + config.receive_depth)).max(16);
-        let completions = device.completion_queue(depth)?;
         let mut endpoint = Self {
-            device,
+            rails: Rail::all(devices, u32::from(count) * (config.send_depth() + config.receive_depth))?,
             config: config.clone(),
-            completions,
             queue_pairs: Vec::new(),
             in_flight: Vec::new(),
             peers: BTreeMap::new(),
@@ -150,21 +147,22 @@ impl Endpoint {
             next: 0,
             proxies,
         };
-        for _ in 0..count {
-            endpoint.add(create)?;
+        for index in 0..usize::from(count) * devices.len() {
+            endpoint.add(create, index % devices.len())?;
         }
         Ok(endpoint)
     }
 
-    fn add(&mut self, create: CreateQp) -> Result<(), TransportError> {
+    fn add(&mut self, create: CreateQp, rail: usize) -> Result<(), TransportError> {
         use ffi::ibv_qp_attr_mask as Mask;
-        let library = self.device.library;
+        let Rail { device, completions } = &self.rails[rail];
+        let library = device.library;
         // SAFETY: all-zero is a value of these plain structures; handles are live, see `Device`.
         let (handle, extended) = unsafe {
             let mut init: ffi::ibv_qp_init_attr_ex = std::mem::zeroed();
-            (init.send_cq, init.recv_cq) = (self.completions, self.completions);
+            (init.send_cq, init.recv_cq) = (*completions, *completions);
             init.cap = ffi::ibv_qp_cap {
-                max_send_wr: self.config.send_depth,
+                max_send_wr: self.config.send_depth(),
                 max_recv_wr: self.config.receive_depth,
                 max_send_sge: 1,
                 max_recv_sge: 1,
@@ -172,13 +170,13 @@ impl Endpoint {
             };
             init.qp_type = ffi::ibv_qp_type::IBV_QPT_DRIVER;
             init.comp_mask = ffi::IBV_QP_INIT_ATTR_PD | ffi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-            init.pd = self.device.domain;
+            init.pd = device.domain;
             init.send_ops_flags =
                 ffi::IBV_QP_EX_WITH_RDMA_WRITE as u64 | ffi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM as u64;
             let mut efa = EfaQpInit { driver_qp_type: SRD, ..EfaQpInit::default() };
-            let handle = create(self.device.context, &raw mut init, &raw mut efa, size_of::<EfaQpInit>() as u32);
+            let handle = create(device.context, &raw mut init, &raw mut efa, size_of::<EfaQpInit>() as u32);
             if handle.is_null() {
-                let what = format!("{} as an EFA device", self.device.name);
+                let what = format!("{} as an EFA device", device.name);
                 return Err(failed("efadv_create_qp_ex", what, std::io::Error::last_os_error()));
             }
             (handle, (library.ibv_qp_to_qp_ex)(handle))
@@ -198,7 +196,7 @@ impl Endpoint {
             let result = unsafe {
                 let mut attributes: ffi::ibv_qp_attr = std::mem::zeroed();
                 attributes.qp_state = state;
-                (attributes.port_num, attributes.qkey) = (self.device.port.number, QUEUE_KEY);
+                (attributes.port_num, attributes.qkey) = (device.port.number, QUEUE_KEY);
                 (library.ibv_modify_qp)(handle, &raw mut attributes, mask.0 as c_int)
             };
             zero("ibv_modify_qp", format!("to state {state}"), result)?;
@@ -211,14 +209,15 @@ impl Endpoint {
         self.queue_pairs.iter().map(|(handle, _)| unsafe { (**handle).qp_num }).collect()
     }
 
-    fn address_handle(&self, peer: u32, card: &Card) -> Result<*mut ffi::ibv_ah, TransportError> {
+    fn address_handle(&self, peer: u32, card: &Card, rail: usize) -> Result<*mut ffi::ibv_ah, TransportError> {
+        let device = &self.rails[rail].device;
         // SAFETY: all-zero is a value of this plain structure; the domain is live.
         let handle = unsafe {
             let mut attributes: ffi::ibv_ah_attr = std::mem::zeroed();
-            (attributes.port_num, attributes.is_global) = (self.device.port.number, 1);
-            attributes.grh.dgid.raw = card.gid;
-            attributes.grh.sgid_index = self.device.port.gid_index;
-            (self.device.library.ibv_create_ah)(self.device.domain, &raw mut attributes)
+            (attributes.port_num, attributes.is_global) = (device.port.number, 1);
+            attributes.grh.dgid.raw = card.rails[rail].gid;
+            attributes.grh.sgid_index = device.port.gid_index;
+            (device.library.ibv_create_ah)(device.domain, &raw mut attributes)
         };
         if handle.is_null() {
             return Err(failed("ibv_create_ah", format!("of rank {peer}"), std::io::Error::last_os_error()));
@@ -255,11 +254,13 @@ impl Endpoint {
         let to = self.peers.get(&peer).ok_or(TransportError::Unreachable { transport: "verbs-srd", peer })?;
         let id = self.next;
         let queue_pair = self.queue_pairs[at].1;
+        let rail = at % self.rails.len();
+        let (device, (handle, remote_key)) = (&self.rails[rail].device, to.rails[rail]);
         // SAFETY: the registrations live as long as the device; sources stay in place until their completion.
         let (key, address, bytes) = unsafe {
             match local {
-                Some((address, bytes)) => (self.device.local_key(), address, bytes),
-                None => ((*self.device.one.1).lkey, &raw const *self.device.one.0 as u64, 4),
+                Some((address, bytes)) => (device.local_key(), address, bytes),
+                None => ((*device.one.1).lkey, &raw const *device.one.0 as u64, 4),
             }
         };
         // SAFETY: the queue pair was made with these operations, so that their functions are there; it is live, and so
@@ -275,12 +276,12 @@ impl Endpoint {
             functions.wr_id = id;
             functions.wr_flags = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
             match (word, functions.wr_rdma_write_imm, functions.wr_rdma_write) {
-                (Some(word), Some(write), _) => write(queue_pair, to.key, to.address + remote, word.0.to_be()),
-                (None, _, Some(write)) => write(queue_pair, to.key, to.address + remote),
+                (Some(word), Some(write), _) => write(queue_pair, remote_key, to.address + remote, word.0.to_be()),
+                (None, _, Some(write)) => write(queue_pair, remote_key, to.address + remote),
                 _ => return zero("ibv_wr_rdma_write", "no such operation", NOT_THERE).map(|()| id),
             }
             set_source(queue_pair, key, address, bytes);
-            set_address(queue_pair, to.handle, to.queue_pairs[at], QUEUE_KEY);
+            set_address(queue_pair, handle, to.queue_pairs[at], QUEUE_KEY);
             complete(queue_pair)
         };
         zero("ibv_wr_complete", format!("to rank {peer}"), result)?;
@@ -292,15 +293,15 @@ impl Endpoint {
 
 impl Transport for Endpoint {
     fn name(&self) -> String {
-        format!("verbs-srd ({}, host memory)", self.device.name)
+        describe("verbs-srd", &self.config, &self.rails)
     }
 
     fn post(&mut self, commands: &[Command]) -> Result<usize, TransportError> {
-        let slots = self.device.segment.slots();
+        let slots = self.rails[0].device.segment.slots();
         for (taken, command) in commands.iter().enumerate() {
             let at = self.of(command.queue);
             let needed = 1 + u32::from(matches!(command.notice, Notice::WriteOn(..)));
-            if self.in_flight[at] + needed > self.config.in_flight_max.min(self.config.send_depth) {
+            if self.in_flight[at] + needed > self.config.in_flight_max {
                 return Ok(taken);
             }
             let word = match command.notice {
@@ -311,7 +312,7 @@ impl Transport for Endpoint {
                     return Err(TransportError::Missing { what });
                 }
             };
-            let local = Some((self.device.address() + command.src, command.bytes));
+            let local = Some((self.rails[0].device.address() + command.src, command.bytes));
             let id = self.write(at, command.peer, local, command.dst, word)?;
             self.posted.insert(id, (at, Some(*command)));
             if let Notice::WriteOn(word, other) = command.notice {
@@ -324,43 +325,38 @@ impl Transport for Endpoint {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
-        const BATCH: usize = 32;
-        // SAFETY: all-zero is a value of this plain structure; the queue is live, and the array outlives the call.
-        let (count, found) = unsafe {
-            let mut found: [ffi::ibv_wc; BATCH] = std::mem::zeroed();
-            let queue = self.completions;
-            let poll = (*(*queue).context).ops.poll_cq;
-            let count = poll.map_or(-1, |poll| poll(queue, BATCH as c_int, found.as_mut_ptr().cast()));
-            (count, found)
-        };
-        if count < 0 {
-            return Err(failed("ibv_poll_cq", "", std::io::Error::last_os_error()));
-        }
-        for completion in &found[..count as usize] {
-            let id = completion.wr_id();
-            let posted = if id & RECEIVE == 0 { self.posted.remove(&id) } else { None };
-            if let Some((status, vendor)) = completion.error() {
-                let command = posted.and_then(|(_, command)| command).unwrap_or_default();
-                let status_text = self.device.library.status(status);
-                let (peer, queue, command) = (command.peer, command.queue, Box::new(command));
-                return Err(TransportError::Completion {
-                    peer,
-                    queue,
-                    status: status_text,
-                    code: status,
-                    vendor,
-                    command,
-                });
-            }
-            if let Some((at, command)) = posted {
-                self.in_flight[at] -= 1;
-                events.extend(command.map(Event::Sent));
-            } else {
-                events.push(Event::Arrived(Word(u32::from_be(completion.imm_data))));
-                self.receive(id as u32 as usize)?;
-            }
+        let mut room: Completions = [const { MaybeUninit::uninit() }; 32];
+        for rail in 0..self.rails.len() {
+            let found = self.rails[rail].poll(&mut room)?;
+            found.iter().try_for_each(|completion| self.complete(completion, events))?;
         }
         Ok(())
+    }
+}
+
+impl Endpoint {
+    /// What a completion says.
+    fn complete(&mut self, completion: &ffi::ibv_wc, events: &mut Vec<Event>) -> Result<(), TransportError> {
+        let id = completion.wr_id();
+        let posted = if id & RECEIVE == 0 { self.posted.remove(&id) } else { None };
+        if let Some((status, vendor)) = completion.error() {
+            let command = posted.and_then(|(_, command)| command).unwrap_or_default();
+            return Err(TransportError::Completion {
+                peer: command.peer,
+                queue: command.queue,
+                status: self.rails[0].device.library.status(status),
+                code: status,
+                vendor,
+                command: Box::new(command),
+            });
+        }
+        if let Some((at, command)) = posted {
+            self.in_flight[at] -= 1;
+            events.extend(command.map(Event::Sent));
+            return Ok(());
+        }
+        events.push(Event::Arrived(Word(u32::from_be(completion.imm_data))));
+        self.receive(id as u32 as usize)
     }
 }
 
@@ -368,13 +364,17 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         // SAFETY: each handle was made here and is destroyed once, queue pairs before their completion queue.
         unsafe {
-            for (handle, _) in &self.queue_pairs {
-                (self.device.library.ibv_destroy_qp)(*handle);
+            for (index, (handle, _)) in self.queue_pairs.iter().enumerate() {
+                (self.rails[index % self.rails.len()].device.library.ibv_destroy_qp)(*handle);
             }
             for peer in self.peers.values() {
-                (self.device.library.ibv_destroy_ah)(peer.handle);
+                for (rail, (handle, _)) in self.rails.iter().zip(&peer.rails) {
+                    (rail.device.library.ibv_destroy_ah)(*handle);
+                }
             }
-            (self.device.library.ibv_destroy_cq)(self.completions);
+            for Rail { device, completions } in &self.rails {
+                (device.library.ibv_destroy_cq)(*completions);
+            }
         }
     }
 }
