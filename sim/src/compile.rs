@@ -398,6 +398,12 @@ pub struct Times {
     pub flag_remote: u64,
     /// From the end of a task's writes until its flags are raised.
     pub raise: u64,
+    /// From the last store of a tile's output until it is visible.
+    pub store_visible: u64,
+    /// Steps that a tile's main loop can do while the output of the tile before waits for its flags.
+    pub ahead_steps: u64,
+    /// What a flag that a step waits for costs a tile.
+    pub step_flag: u64,
     /// NIC-written flag.
     pub flag_nic: u64,
     /// Host flag until the waiter sees it.
@@ -775,7 +781,7 @@ impl Compiler<'_> {
                     [Cost { out: whole, ..tile }, Cost { out: local, ..tile }, Cost { out: remote, ..Cost::NOTHING }];
                 if let Some(interpreter) = &machine.interpreter {
                     let over = u64::from(*steps).min(interpreter.store_steps.value as u64);
-                    let deferred_ps = over * step + ps_from_ns(interpreter.store_visible_ns.value);
+                    let deferred_ps = over * step;
                     for (form, local) in forms[..2].iter_mut().zip([false, true]) {
                         form.crowd = ps_from_ns(interpreter.crowd_ns.value);
                         if *drain == Drain::Overlap {
@@ -837,7 +843,7 @@ impl Compiler<'_> {
                     };
                 }
                 let ends_ns = machine.interpreter.as_ref().map_or(0.0, |i| match engine {
-                    Engine::Bulk => i.copy_ns.value,
+                    Engine::Bulk => i.copy_ns.value + src.bytes as f64 / i.copy_load_gbs.value,
                     Engine::LdSt => 0.0,
                 });
                 let work = ps_from_ns(work + load_ns + ends_ns);
@@ -1532,6 +1538,10 @@ impl Times {
             flag_local: ps_from_ns(flags.local_ns.value),
             flag_remote: ps_from_ns(flags.nvlink_ns.value),
             raise: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.raise_ns.value)),
+            store_visible: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.store_visible_ns.value)),
+            // Staging takes half of an output.
+            ahead_steps: machine.interpreter.as_ref().map_or(0, |i| i.store_steps.value as u64 / 2),
+            step_flag: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.step_flag_ns.value)),
             flag_nic: ps_from_ns(flags.nic_ns.value),
             flag_host: ps_from_ns(flags.host_ns.value + flags.republish_ns.value),
             push: ps_from_ns(proxy.push_ns.value),
