@@ -403,6 +403,12 @@ pub struct Times {
     pub flag_remote: u64,
     /// From the end of a task's writes until its flags are raised.
     pub raise: u64,
+    /// From the last store of a tile's output until it is visible.
+    pub store_visible: u64,
+    /// Steps that a tile's main loop can do while the output of the tile before waits for its flags.
+    pub ahead_steps: u64,
+    /// What a flag that a step waits for costs a tile.
+    pub step_flag: u64,
     /// NIC-written flag.
     pub flag_nic: u64,
     /// Host flag until the waiter sees it.
@@ -493,58 +499,15 @@ struct Where {
 /// Everything that a cost depends on, by op.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum CostKey {
-    Gemm {
-        tile: [u16; 3],
-        steps: u32,
-        step_flags: u32,
-        misses: [u64; 2],
-        main_loop: MainLoop,
-        drain: Drain,
-        outs: SmallVec<[Where; 2]>,
-    },
-    Attention {
-        tile: [u16; 2],
-        steps: u32,
-        head_dim: u32,
-        bytes: u64,
-        written: u64,
-        main_loop: MainLoop,
-    },
-    Merge {
-        bytes: u64,
-    },
-    Copy {
-        src: Where,
-        dsts: SmallVec<[Where; 2]>,
-        engine: Engine,
-        in_flight: u32,
-        overlap: bool,
-        lanes: u32,
-    },
-    Gather {
-        local: u32,
-        remote: u32,
-        row_bytes: u32,
-        zero: u32,
-        in_flight: u16,
-        overlap: bool,
-    },
-    Reduce {
-        inputs: SmallVec<[Where; 4]>,
-        outputs: SmallVec<[Where; 2]>,
-        in_flight: u32,
-        lanes: u32,
-    },
+    Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
+    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
+    Merge { bytes: u64 },
+    Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
+    Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
+    Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
     Put,
-    Collective {
-        kind: CollectiveKind,
-        bytes: u64,
-        in_place: bool,
-        ctas: u32,
-    },
-    Fill {
-        dst: Where,
-    },
+    Collective { kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32 },
+    Fill { dst: Where },
     Sync,
 }
 
@@ -798,7 +761,7 @@ impl Compiler<'_> {
                 }
                 simple(Work::Put, forms)
             }
-            CostKey::Gemm { tile, steps, step_flags, misses, main_loop, drain, outs } => {
+            CostKey::Gemm { tile, steps, misses, main_loop, drain, outs } => {
                 let gemm = &machine.gemm[loop_name(*main_loop)];
                 let [bm, bn, bk] = tile.map(u64::from);
                 let step = (2.0 * (bm * bn * bk) as f64 / gemm.sm_tflops.value).round() as u64;
@@ -825,15 +788,13 @@ impl Compiler<'_> {
                     [Cost { out: whole, ..tile }, Cost { out: local, ..tile }, Cost { out: remote, ..Cost::NOTHING }];
                 if let Some(interpreter) = &machine.interpreter {
                     let over = u64::from(*steps).min(interpreter.store_steps.value as u64);
-                    let deferred_ps = over * step + ps_from_ns(interpreter.store_visible_ns.value);
+                    let deferred_ps = over * step;
                     for (form, local) in forms[..2].iter_mut().zip([false, true]) {
                         form.crowd = ps_from_ns(interpreter.crowd_ns.value);
                         if *drain == Drain::Overlap {
                             form.deferred = self.tile_out(outs, (0, deferred_ps), local, |_, _| true);
                         }
                     }
-                    // Alone, the compute role waits for no flags that others raise.
-                    forms[0].fixed += u64::from(*step_flags) * ps_from_ns(interpreter.step_flag_ns.value);
                     // The interpreter runs a tile without its arithmetic as it runs any task.
                     forms[2] = Cost { out: remote, crowd: 0, ..self.one_flow(&Loads::new(), self.task_ps())[2] };
                 }
@@ -890,7 +851,7 @@ impl Compiler<'_> {
                     };
                 }
                 let ends_ns = interpreter.map_or(0.0, |i| match engine {
-                    Engine::Bulk => i.copy_ns.value,
+                    Engine::Bulk => i.copy_ns.value + src.bytes as f64 / i.copy_load_gbs.value,
                     Engine::LdSt => 0.0,
                 });
                 let work = ps_from_ns(work + load_ns + ends_ns);
@@ -1435,15 +1396,7 @@ fn cost_key(
             let misses = [panels.fetch(a.buffer.0, a.offset, a.bytes()), panels.fetch(b.buffer.0, b.offset, b.bytes())];
             panels.next_tile();
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
-            CostKey::Gemm {
-                tile: *tile,
-                steps: task.op.steps(),
-                step_flags: task.waits.iter().filter(|wait| wait.gate == Gate::KStep).map(|wait| wait.count).sum(),
-                misses,
-                main_loop: *main_loop,
-                drain: *drain,
-                outs,
-            }
+            CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
         }
         Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
             let misses = panels.fetch(k.buffer.0, k.offset, k.bytes()) + panels.fetch(v.buffer.0, v.offset, v.bytes());
@@ -1593,6 +1546,10 @@ impl Times {
             flag_local: ps_from_ns(flags.local_ns.value),
             flag_remote: ps_from_ns(flags.nvlink_ns.value),
             raise: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.raise_ns.value)),
+            store_visible: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.store_visible_ns.value)),
+            // Staging takes half of an output.
+            ahead_steps: machine.interpreter.as_ref().map_or(0, |i| i.store_steps.value as u64 / 2),
+            step_flag: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.step_flag_ns.value)),
             flag_nic: ps_from_ns(flags.nic_ns.value),
             flag_host: ps_from_ns(flags.host_ns.value + flags.republish_ns.value),
             push: ps_from_ns(proxy.push_ns.value),

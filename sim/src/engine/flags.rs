@@ -201,14 +201,14 @@ impl<'a> Engine<'a> {
     pub(super) fn raise(&mut self, h: &Here<'a>, signals: &'a [SignalC], early: bool) {
         for signal in signals {
             if signal.early == early {
-                self.raise_one(h, signal);
+                self.raise_one(h, signal, 0);
             }
         }
     }
 
-    /// Raises a flag of a task whose writes are done.
+    /// Raises a flag of a task whose writes are done and will be visible `after` from now.
     #[inline]
-    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC) {
+    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC, after: u64) {
         let mut gpu = h.gpu + usize::from(signal.dg);
         if gpu >= self.gpus {
             gpu -= self.gpus;
@@ -217,7 +217,7 @@ impl<'a> Engine<'a> {
         if self.c.noise.is_some() {
             latency = self.flag_latency(h.rank, latency);
         }
-        let visible = self.s.timers.now + latency + self.c.times.raise;
+        let visible = self.s.timers.now + after + latency + self.c.times.raise;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
     }
 

@@ -78,6 +78,8 @@ pub(super) struct Pause {
     pub taken: u64,
     /// Time that the task has spent waiting for flags since it started.
     pub stalled: u64,
+    /// What the next tile's main loop has done while the output of the one before waited.
+    pub ahead: u64,
     /// Who waits for the same flag.
     pub next: u32,
     /// The flag that was waited for last; during a wait, the flag or span.
@@ -102,7 +104,7 @@ impl Worker {
 }
 
 impl Pause {
-    pub const NONE: Self = Self { since: 0, taken: 0, stalled: 0, next: NONE, waited_for: NONE };
+    pub const NONE: Self = Self { since: 0, taken: 0, stalled: 0, ahead: 0, next: NONE, waited_for: NONE };
 }
 
 impl<'a> Engine<'a> {
@@ -203,6 +205,14 @@ impl<'a> Engine<'a> {
                 State::Output => {
                     let task = &h.program.tasks[worker.task as usize];
                     self.end_wait(h, w);
+                    let cost = self.cost_of(task);
+                    let s = &mut *self.s;
+                    let pause = &mut s.pauses[h.worker0 + w as usize];
+                    pause.ahead = if cost.drain == Drain::Overlap && self.c.times.ahead_steps > 0 {
+                        (s.timers.now - pause.since).min(self.c.times.ahead_steps * cost.step)
+                    } else {
+                        0
+                    };
                     self.output(h, w, task)
                 }
                 State::StoreBusy => {
@@ -336,11 +346,28 @@ impl<'a> Engine<'a> {
             return self.run(h, w, cost.main, work);
         }
         let steps = self.s.workers[h.worker0 + w as usize].step;
-        let mut work = u64::from(steps) * cost.step;
+        let mut work = u64::from(steps) * cost.step + self.step_flags(h, task, steps);
         if steps == cost.steps {
             work += cost.fixed + cost.crowd * computing;
         }
         self.run_tile(h, w, cost, work)
+    }
+
+    /// What the flags of so many of a tile's steps cost its loader.
+    #[inline]
+    fn step_flags(&self, h: &Here<'a>, task: &TaskC, steps: u32) -> u64 {
+        // Without its arithmetic a tile is a task like others.
+        if self.c.times.step_flag == 0 || task.waits[1] == 0 || self.cost_of(task).step == 0 {
+            return 0;
+        }
+        let first = (task.wait0 + u32::from(task.waits[0])) as usize;
+        let waits = &h.program.waits[first..first + usize::from(task.waits[1])];
+        // Waits on what nobody raises in this form are not there on the device.
+        let counted =
+            |flag: u32| !(self.t.compute_only && self.c.dropped[usize::from(self.t.family_of[flag as usize])]);
+        let runs = waits.iter().map(|wait| h.program.awaited(wait)).filter(|run| counted(run.flag));
+        let flags: u64 = runs.map(|run| u64::from(run.count)).sum();
+        flags * self.c.times.step_flag * u64::from(steps) / u64::from(self.cost_of(task).steps.max(1))
     }
 
     /// Starts a part of a tile's main loop; true when it takes no time.
@@ -352,7 +379,8 @@ impl<'a> Engine<'a> {
             self.worker(h, w).computing = true;
         }
         let work = self.clocked(h.rank, work);
-        self.run(h, w, cost.main, work)
+        let ahead = std::mem::take(&mut self.s.pauses[h.worker0 + w as usize].ahead);
+        self.run(h, w, cost.main, work.saturating_sub(ahead))
     }
 
     /// The first step that cannot run now, and what holds it back.
@@ -411,7 +439,7 @@ impl<'a> Engine<'a> {
             let delay = fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
             return if delay > 0 { self.fill(h, w, delay) } else { self.begin(h, w, task) };
         }
-        let mut work = u64::from(limit - done) * cost.step;
+        let mut work = u64::from(limit - done) * cost.step + self.step_flags(h, task, limit - done);
         if limit == cost.steps {
             work += cost.fixed + cost.crowd * u64::from(self.s.computing[h.rank]);
         }
@@ -491,8 +519,9 @@ impl<'a> Engine<'a> {
         if h.any_early {
             self.raise(h, h.program.signals_of(task), false);
         } else {
+            let visible = self.c.times.store_visible;
             for signal in h.program.signals_of(task) {
-                self.raise_one(h, signal);
+                self.raise_one(h, signal, visible);
             }
         }
         let now = self.s.timers.now;
@@ -525,7 +554,7 @@ impl<'a> Engine<'a> {
         let home = self.home(h, w);
         self.s.busy[h.role0 + home] += self.busy_time(h, w);
         for signal in h.program.signals_of(task) {
-            self.raise_one(h, signal);
+            self.raise_one(h, signal, 0);
         }
         self.record_task(h, w, now);
         self.task_done(h, role);
