@@ -360,11 +360,14 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "MEASURED.csv")]
     pub rows: Vec<PathBuf>,
     /// Calibrate the wire between two ranks that are processes, and the host device on both, instead of a GPU.
-    #[arg(long, conflicts_with_all = ["rows", "cite", "cache"])]
+    #[arg(long, conflicts_with_all = ["rows", "readings", "cite", "cache"])]
     pub fabric: bool,
     /// Ranks that are processes.
     #[command(flatten)]
     pub ranks: RankArgs,
+    /// Readings of flags, FIFO and launches that `calibrate` wrote; without it they are read when rows are measured.
+    #[arg(long, value_name = "READINGS.csv")]
+    pub readings: Option<PathBuf>,
     /// What the machine file cites as the place of the rows.
     #[arg(long, value_name = "TEXT")]
     pub cite: Option<String>,
@@ -561,11 +564,10 @@ pub struct FiguresArgs {
 #[derive(Args, Debug)]
 pub struct FitArgs {
     /// Fit without these rows and test on them: fabric=efa, kernel=gemm_rs, or all of them one by one; may be repeated.
+    /// A fabric is left out twice: but for the rows that tell what its host's launches cost, as far as no error is judged
+    /// on them (the output names them), and wholly. `all` also compares the errors with data/published/left_out.csv.
     #[arg(long, value_name = "fabric=NAME|kernel=NAME|all")]
     pub without: Vec<String>,
-    /// Keep the rows of a left-out fabric on which only its host's launch costs are fitted: no other fabric has that host.
-    #[arg(long, requires = "without")]
-    pub keep_host: bool,
     /// Also write the values, the rows, and machine files that hold the values to a directory.
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,

@@ -131,10 +131,20 @@ section! {
     Interpreter {
         /// To take a task that is no tile: claim, descriptor, hand-over to the CTA's threads.
         task_ns,
-        /// From one signal of a task to its next.
-        signal_ns,
+        /// What it adds to find and take a ready task: cursor, claims and flags of the window, then a try.
+        claim_ns,
+        /// Beside its transfer and its first load: to begin a bulk copy, and until its last store is visible.
+        copy_ns,
+        /// What a FLOP of attention takes of the power limit, beside a FLOP of a GEMM.
+        attention_power,
+        /// From the end of a task's writes until its flags are raised: a fence, by a warp of its own. The CTA goes on.
+        raise_ns,
         /// Of a gather, to look up a row and start its copy: one thread does it, row after row.
         gather_row_ns,
+        /// Bulk copy of one lane of a CTA: it lets no more than two of its stores be under way.
+        lane_gbs,
+        /// What a flag that gates a k step adds to a tile's main loop, met or not: the loader looks before it fetches.
+        step_flag_ns,
         /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
         store_steps,
         /// From the last store of such an output until it is visible.
@@ -187,6 +197,9 @@ section! {
         ingress_gbs,
         /// Link bytes that one byte of a remote atomic add occupies.
         add_link_bytes_per_byte,
+        /// What `drain = visible` waits beyond the write itself when the output leaves over NVLink, beside the writes of
+        /// the other SMs.
+        fence_ns,
         /// GPUs that one NVLink domain can hold.
         domain_gpus,
     }

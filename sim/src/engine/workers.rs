@@ -3,7 +3,7 @@
 use super::tables::CostRow;
 use super::timers::kind;
 use super::{Engine, Here, ended};
-use crate::compile::{NONE, SPAN, SignalC, TaskC, WaitC, Work};
+use crate::compile::{NONE, SPAN, TaskC, WaitC, Work};
 use crate::share::NEVER;
 use tilewire_kernels::schedule::Drain;
 
@@ -289,7 +289,8 @@ impl<'a> Engine<'a> {
             }
             Work::Put => {
                 worker.state = State::Push;
-                s.timers.push(h.rank, now + cost.fixed, kind::PUSHED, w, 0);
+                let delay = self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                s.timers.push(h.rank, now + delay + cost.fixed, kind::PUSHED, w, 0);
                 false
             }
             Work::Collective => {
@@ -329,7 +330,7 @@ impl<'a> Engine<'a> {
         let cost = self.cost_of(task);
         let computing = u64::from(self.s.computing[h.rank]);
         if cost.work == Work::Move {
-            let work = cost.fixed + self.signalling(task);
+            let work = cost.fixed;
             let crowd = u128::from(cost.crowd) * u128::from(computing);
             let work = work + (u128::from(work) * crowd / 1_000_000_000) as u64;
             return self.run(h, w, cost.main, work);
@@ -338,15 +339,8 @@ impl<'a> Engine<'a> {
         let mut work = u64::from(steps) * cost.step;
         if steps == cost.steps {
             work += cost.fixed + cost.crowd * computing;
-            // What is left of a tile without its arithmetic is run as a move.
-            work += if cost.step == 0 { self.signalling(task) } else { 0 };
         }
         self.run_tile(h, w, cost, work)
-    }
-
-    /// How long a CTA without storers raises a task's flags, beyond the first.
-    fn signalling(&self, task: &TaskC) -> u64 {
-        u64::from(task.signals.saturating_sub(1)) * self.c.times.signal
     }
 
     /// Starts a part of a tile's main loop; true when it takes no time.
@@ -366,7 +360,7 @@ impl<'a> Engine<'a> {
         let (mut limit, mut blocked) = (steps, None);
         let first = (task.wait0 + u32::from(task.waits[0])) as usize;
         for wait in &h.program.waits[first..first + usize::from(task.waits[1])] {
-            if self.is_met(h, wait) {
+            if self.is_met(h, *wait) {
                 continue;
             }
             let run = h.program.awaited(wait);
@@ -420,7 +414,6 @@ impl<'a> Engine<'a> {
         let mut work = u64::from(limit - done) * cost.step;
         if limit == cost.steps {
             work += cost.fixed + cost.crowd * u64::from(self.s.computing[h.rank]);
-            work += if cost.step == 0 { self.signalling(task) } else { 0 };
         }
         self.run_tile(h, w, cost, work)
     }
@@ -471,7 +464,7 @@ impl<'a> Engine<'a> {
             return true;
         }
         if h.any_early {
-            self.raise(h, signals_of(h, task), true);
+            self.raise(h, h.program.signals_of(task), true);
         }
         let out = if cost.deferred.class != NONE && self.has_next(h, w) { cost.deferred } else { cost.out };
         let s = &mut *self.s;
@@ -496,10 +489,10 @@ impl<'a> Engine<'a> {
     pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32) {
         let task = &h.program.tasks[self.worker(h, w).storing_task as usize];
         if h.any_early {
-            self.raise(h, signals_of(h, task), false);
+            self.raise(h, h.program.signals_of(task), false);
         } else {
-            for (nth, signal) in signals_of(h, task).iter().enumerate() {
-                self.raise_one(h, signal, nth);
+            for signal in h.program.signals_of(task) {
+                self.raise_one(h, signal);
             }
         }
         let now = self.s.timers.now;
@@ -531,8 +524,8 @@ impl<'a> Engine<'a> {
         let task = &h.program.tasks[worker.task as usize];
         let home = self.home(h, w);
         self.s.busy[h.role0 + home] += self.busy_time(h, w);
-        for signal in signals_of(h, task) {
-            self.raise_one(h, signal, 0);
+        for signal in h.program.signals_of(task) {
+            self.raise_one(h, signal);
         }
         self.record_task(h, w, now);
         self.task_done(h, role);
@@ -542,9 +535,4 @@ impl<'a> Engine<'a> {
     pub(super) fn flow(&mut self, h: &Here<'a>, class: u32, work: u64, tag: u32) {
         self.s.sharing.start(h.class0 + class, self.s.timers.now, work, tag);
     }
-}
-
-fn signals_of<'a>(h: &Here<'a>, task: &TaskC) -> &'a [SignalC] {
-    let program = h.program;
-    &program.signals[task.signal0 as usize..task.signal0 as usize + usize::from(task.signals)]
 }

@@ -38,6 +38,7 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("add_link_bytes_per_byte", 0.1, 100.0, false),
     ("store_steps", 0.0, 1024.0, true),
     ("move_crowd_per_cta", 0.0, 1.0, false),
+    ("attention_power", 0.01, 100.0, false),
 ];
 
 /// Units at the end of a name. A rate below a byte or a kiloflop a second moves nothing in any time that somebody
