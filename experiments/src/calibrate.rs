@@ -19,16 +19,21 @@ use crate::progress;
 use crate::provenance::Output;
 use crate::table::Table;
 use std::fmt::Write as _;
+use std::path::Path;
 use tilewire_hw::measure::spread;
+use tilewire_hw::readings;
 use tilewire_sim::Machine;
 
 /// The experiments whose rows fit a machine.
-const EXPERIMENTS: [(&str, &str); 7] = [
+const EXPERIMENTS: [(&str, &str); 10] = [
     ("tiles", include_str!("../measured/fit/tiles.toml")),
     ("gemm_rs", include_str!("../measured/fit/gemm_rs.toml")),
     ("gemm_ar", include_str!("../measured/fit/gemm_ar.toml")),
     ("ag_gemm", include_str!("../measured/fit/ag_gemm.toml")),
     ("moe_dispatch_gemm", include_str!("../measured/fit/moe_dispatch_gemm.toml")),
+    ("attention_tiles", include_str!("../measured/fit/attention_tiles.toml")),
+    ("ring_attention", include_str!("../measured/fit/ring_attention.toml")),
+    ("merges", include_str!("../measured/fit/merges.toml")),
     ("gemm_rs_2x8", include_str!("../measured/fit/gemm_rs_2x8.toml")),
     ("ag_gemm_2x8", include_str!("../measured/fit/ag_gemm_2x8.toml")),
 ];
@@ -36,20 +41,22 @@ const EXPERIMENTS: [(&str, &str); 7] = [
 const MACHINE: &str = "h200-1gpu";
 /// Tile of the interpreter.
 const TILE: [f64; 3] = [128.0, 256.0, 64.0];
+/// Rows of a Q and of a KV block of its attention, and their width.
+const BLOCK: [f64; 3] = [192.0, 128.0, 128.0];
 /// Values tried for a parameter that is fitted by simulation, on each of two passes.
 const TRIED: usize = 9;
 /// A value as good as the best one, in logarithmic error.
 const AS_GOOD: f64 = 0.005;
 
 /// A parameter and what it was found from.
-struct Fitted {
-    name: &'static str,
-    value: f64,
+pub(crate) struct Fitted {
+    pub(crate) name: &'static str,
+    pub(crate) value: f64,
     /// Quartiles of the readings, or the values that fit as well.
-    low: f64,
-    high: f64,
-    kind: &'static str,
-    how: String,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) kind: &'static str,
+    pub(crate) how: String,
 }
 
 /// Runs the command; returns what it prints.
@@ -57,6 +64,9 @@ struct Fitted {
 /// # Errors
 /// [`ExperimentError`]; without rows and without a GPU, nothing is written.
 pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
+    if let Some(given) = args.ranks.given() {
+        return Err(ExperimentError::refused(given, "only with --fabric; add it, or leave this away"));
+    }
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let mut files = args.rows.clone();
     if files.is_empty() {
@@ -74,7 +84,17 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     }
     let mut machine = source.machine_or(MACHINE)?;
     let text = source.machine_text(&machine)?;
+    let probed = match (&args.readings, args.rows.is_empty()) {
+        (Some(file), _) => read_quantities(file)?,
+        (None, true) => readings::read()
+            .map_err(ExperimentError::NoHardware)?
+            .into_iter()
+            .map(|quantity| (quantity.name.to_owned(), quantity.how.to_owned(), quantity.readings))
+            .collect(),
+        (None, false) => Vec::new(),
+    };
     let mut fits = arithmetic(&rows);
+    fits.extend(from_quantities(&probed));
     for fit in &fits {
         machine.set(fit.name, fit.value);
     }
@@ -96,8 +116,11 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
         table.row([fit.name.to_owned(), value, low, high, fit.kind.to_owned(), fit.how.clone()]);
     }
     output.write("fits.csv", &csv)?;
+    if !probed.is_empty() {
+        output.write("readings.csv", &quantities_csv(&probed))?;
+    }
     Ok(format!(
-        "{} rows of {}\n\n{}\nwrote {}\nnot calibrated: attention tiles, merges, fills, flags and host flags keep the values of {MACHINE}\n",
+        "{} rows of {}\n\n{}\nwrote {}\nnot calibrated: fills and interpreter.raise_ns keep the values of {MACHINE}\n",
         rows.len(),
         rows[0].text("gpu"),
         table.render(2),
@@ -119,7 +142,7 @@ fn provenance(rows: &[MeasuredRow], cite: Option<&str>) -> String {
 }
 
 /// A number with this many significant digits.
-fn shortest(value: f64, digits: usize) -> String {
+pub(crate) fn shortest(value: f64, digits: usize) -> String {
     let magnitude = if value == 0.0 { 0 } else { value.abs().log10().floor() as i32 };
     format!("{value:.*}", (digits as i32 - 1 - magnitude).max(0) as usize)
 }
@@ -241,14 +264,106 @@ fn arithmetic(rows: &[MeasuredRow]) -> Vec<Fitted> {
             kind: "derived",
             how: how.clone(),
         };
-        fits.push(of("gpu.droop_knee_tflops", (intercept - 1.0) * fixed));
+        let knee = (intercept - 1.0) * fixed;
+        fits.push(of("gpu.droop_knee_tflops", knee));
         fits.push(of("gpu.droop_static_tflops", fixed));
+        fits.extend(attention_power(rows, knee, fixed));
     }
+    fits.extend(attention(rows));
     fits
 }
 
+/// A quantity that was read by itself: its name, how, its readings.
+type Read = (String, String, Vec<f64>);
+
+/// What quantities give that were read by themselves; a barrier of all SMs is no parameter of the model.
+fn from_quantities(probed: &[Read]) -> Vec<Fitted> {
+    let of = |parameter, quantity: &str, factor: f64| {
+        let (_, how, readings) = probed.iter().find(|(name, ..)| name == quantity)?;
+        from_readings(parameter, readings.iter().map(|reading| reading * factor).collect(), how.clone())
+    };
+    [
+        of("flags.local_ns", "flag_one_way_ns", 1.0),
+        of("flags.host_ns", "host_round_trip_ns", 0.5),
+        of("proxy.fifo_latency_ns", "host_round_trip_ns", 0.5),
+        of("proxy.push_ns", "fifo_push_ns", 1.0),
+        of("launch.dependent_us", "launch_gap_ns", 1e-3),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn quantities_csv(probed: &[Read]) -> String {
+    let mut csv = String::from("quantity,reading,value,how\n");
+    for (name, how, readings) in probed {
+        for (number, value) in readings.iter().enumerate() {
+            let _ = writeln!(csv, "{name},{number},{value:.2},\"{how}\"");
+        }
+    }
+    csv
+}
+
+/// The quantities of a file that `calibrate` wrote.
+fn read_quantities(file: &Path) -> Result<Vec<Read>, ExperimentError> {
+    let fail = |message: String| ExperimentError::Read { file: file.to_owned(), message };
+    let mut reader =
+        csv::ReaderBuilder::new().comment(Some(b'#')).from_path(file).map_err(|error| fail(error.to_string()))?;
+    let mut probed: Vec<Read> = Vec::new();
+    for record in reader.deserialize() {
+        let (name, _, value, how): (String, usize, f64, String) = record.map_err(|error| fail(error.to_string()))?;
+        match probed.iter_mut().find(|(known, ..)| *known == name) {
+            Some((.., readings)) => readings.push(value),
+            None => probed.push((name, how, vec![value])),
+        }
+    }
+    Ok(probed)
+}
+
+/// By what part of its FLOPs attention meets the power limit of a GEMM: from the clocks of tiles alone.
+fn attention_power(rows: &[MeasuredRow], knee: f64, fixed: f64) -> Option<Fitted> {
+    let of = |row: &MeasuredRow| {
+        let [seq, batch, heads, time, mhz] =
+            ["seq", "batch", "heads", "time_us", "sm_mhz"].map(|name| row.number(name).unwrap_or(f64::NAN));
+        let is = row.text("kernel") == "ring_attention" && row.text("cluster") == "1x1";
+        is.then_some((4.0 * batch * heads * seq * seq * BLOCK[2] / time * 1e-6, mhz))
+    };
+    let rows: Vec<(f64, f64)> = rows.iter().filter_map(of).collect();
+    let full = rows.iter().map(|row| row.1).fold(0.0, f64::max);
+    let drawn = rows
+        .iter()
+        .map(|&(rate, mhz)| (rate, mhz / full))
+        .filter(|&(_, speed)| speed < 0.985)
+        .map(|(rate, speed)| (knee + (1.0 - speed) * fixed) / rate);
+    from_readings("interpreter.attention_power", drawn.collect(), "clock of attention tiles alone, where it droops")
+}
+
+/// Attention tiles: steps and what is beside them, from blocks of few CTAs, which meet no power limit.
+fn attention(rows: &[MeasuredRow]) -> Vec<Fitted> {
+    let point = |row: &MeasuredRow| {
+        let [seq, batch, heads, ctas, span] =
+            ["seq", "batch", "heads", "compute", "span_us"].map(|name| row.number(name).unwrap_or(f64::NAN));
+        let is = row.text("kernel") == "ring_attention" && row.text("cluster") == "1x1" && ctas <= 16.0;
+        let blocks = (batch * heads * seq / BLOCK[0] / ctas).ceil();
+        is.then_some((seq / BLOCK[1], span * 1e3 / blocks))
+    };
+    let points: Vec<(f64, f64)> = rows.iter().filter_map(point).collect();
+    let Some((fixed, step_ns, residual)) = line(&points) else { return Vec::new() };
+    let how =
+        format!("attention tiles alone on up to 16 CTAs against their steps: a line through {} rows", points.len());
+    let rate = 4.0 * BLOCK.iter().product::<f64>() * 1e-3;
+    let longest = points.iter().map(|p| p.0).fold(0.0, f64::max);
+    let of =
+        |name, value: f64, low: f64, high: f64| Fitted { name, value, low, high, kind: "derived", how: how.clone() };
+    let spread_ns = residual / longest;
+    vec![
+        of("attention.pipelined.sm_tflops", rate / step_ns, rate / (step_ns + spread_ns), rate / (step_ns - spread_ns)),
+        of("attention.pipelined.block_ns", fixed, fixed - residual, fixed + residual),
+    ]
+}
+
 /// Least squares: intercept, slope, root mean square of the residuals.
-fn line(points: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
+pub(crate) fn line(points: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
     let n = points.len() as f64;
     if points.len() < 3 {
         return None;
@@ -262,24 +377,40 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
     Some((intercept, slope, residual))
 }
 
-/// Parameters found by simulation: name, kernels, whether of several nodes, phase of [`compare::PHASES`].
-const SEARCHED: [(&str, &[&str], bool, usize); 7] = [
-    ("sm.copy_cta_gbs", &["ag_gemm"], false, 2),
-    ("interpreter.move_crowd_per_cta", &["ag_gemm"], false, 0),
-    ("interpreter.signal_ns", &["gemm_rs", "gemm_ar"], false, 2),
-    ("interpreter.store_visible_ns", &["gemm_rs", "gemm_ar"], false, 1),
-    ("interpreter.gather_row_ns", &["moe_dispatch_gemm"], false, 2),
-    ("proxy.post_ns", &["gemm_rs"], true, 2),
-    ("nic.rail_gbs", &["ag_gemm"], true, 2),
+/// A parameter found by simulation.
+struct Search {
+    name: &'static str,
+    /// Rows of these kernels, on this cluster.
+    kernels: &'static [&'static str],
+    cluster: &'static str,
+    /// Of [`compare::PHASES`].
+    phase: usize,
+}
+
+const fn search(name: &'static str, kernels: &'static [&'static str], cluster: &'static str, phase: usize) -> Search {
+    Search { name, kernels, cluster, phase }
+}
+
+/// In this order, each with what the ones before it found; all of it twice.
+const SEARCHED: [Search; 9] = [
+    search("interpreter.claim_ns", &["gemm_rs", "gemm_ar"], "1x8", 2),
+    search("sm.copy_cta_gbs", &["ag_gemm"], "1x8", 2),
+    search("interpreter.copy_ns", &["ring_attention"], "1x8", 2),
+    search("interpreter.move_crowd_per_cta", &["ag_gemm"], "1x8", 0),
+    search("interpreter.store_visible_ns", &["gemm_rs", "gemm_ar"], "1x8", 1),
+    search("interpreter.gather_row_ns", &["moe_dispatch_gemm"], "1x8", 2),
+    search("sm.merge_cta_gbs", &["ring_attention"], "1x4", 1),
+    search("proxy.post_ns", &["gemm_rs"], "2x8", 2),
+    search("nic.rail_gbs", &["ag_gemm"], "2x8", 2),
 ];
+const ROUNDS: usize = 2;
 
 fn by_simulation(rows: &[MeasuredRow], machine: &mut Machine, source: &Source) -> Result<Vec<Fitted>, ExperimentError> {
-    let bar = progress::bar((SEARCHED.len() * 2 * TRIED) as u64, "fitting");
-    let mut fits = Vec::new();
-    for (name, kernels, nodes, phase) in SEARCHED {
-        let of_search = |row: &&MeasuredRow| {
-            kernels.contains(&row.text("kernel")) && row.text("cluster").starts_with(if nodes { "2x" } else { "1x8" })
-        };
+    let bar = progress::bar((SEARCHED.len() * 2 * TRIED * ROUNDS) as u64, "fitting");
+    let mut fits: Vec<Fitted> = Vec::new();
+    for Search { name, kernels, cluster, phase } in (0..ROUNDS).flat_map(|_| &SEARCHED) {
+        let (name, phase) = (*name, *phase);
+        let of_search = |row: &&MeasuredRow| kernels.contains(&row.text("kernel")) && row.text("cluster") == *cluster;
         let judged: Vec<MeasuredRow> = rows.iter().filter(of_search).cloned().collect();
         let Some(base) = machine.params().into_iter().find(|(known, _)| known == name).map(|(_, p)| p.value) else {
             continue;
@@ -307,12 +438,13 @@ fn by_simulation(rows: &[MeasuredRow], machine: &mut Machine, source: &Source) -
         let as_good = tried.iter().filter(|(error, _)| *error <= least + AS_GOOD).map(|(_, value)| *value);
         let (low, high) = as_good.fold((value, value), |(low, high), value| (low.min(value), high.max(value)));
         let how = format!(
-            "{} of {}, {} rows: closest simulation, median error {:.1} %",
+            "{} of {} on {cluster}, {} rows: closest simulation, median error {:.1} %",
             compare::PHASES[phase],
             kernels.join(" and "),
             judged.len(),
             (least.exp() - 1.0) * 100.0
         );
+        fits.retain(|fit| fit.name != name);
         fits.push(Fitted { name, value, low, high, kind: "derived", how });
     }
     bar.finish_and_clear();
@@ -330,7 +462,7 @@ fn median_error(joined: &[Joined], phase: usize) -> f64 {
 }
 
 /// A machine file with fitted values in place of its own.
-fn machine_text(text: &str, fits: &[Fitted], provenance: &str, date: &str) -> String {
+pub(crate) fn machine_text(text: &str, fits: &[Fitted], provenance: &str, date: &str) -> String {
     let mut section = String::new();
     let mut out = String::new();
     for line in text.lines() {

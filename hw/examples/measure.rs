@@ -2,7 +2,8 @@
 //!
 //! `measure compile CUBIN` compiles the interpreter. `measure check CUBIN [CASE]` runs small shapes in virtual and mirror
 //! mode against the reference; `measure stuck CUBIN` shows what the watchdog says of a lost signal; `measure pace CUBIN`
-//! times puts under emulated fabrics; `measure timeline CUBIN` records published shapes and says what that costs.
+//! times puts under emulated fabrics; `measure timeline CUBIN` records published shapes and says what that costs;
+//! `measure moves CUBIN` says where the time of ring attention's copies goes, CTA by CTA.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -11,6 +12,7 @@ use tilewire_hw::launch::Runner;
 use tilewire_hw::lower::{Mode, lower};
 use tilewire_hw::measure::{compare, compare_samples, inputs, spread};
 use tilewire_hw::proxy::{Pacing, Proxy};
+use tilewire_hw::reduced::{Part, reduced};
 use tilewire_hw::timeline::TaskTime;
 use tilewire_kernels::{Cluster, Fabric, OptionSet, Problem, RoleSplit, Spec, kernel};
 
@@ -203,6 +205,52 @@ fn timelines(device: Device, module: Module, proxy: &Proxy) -> Result<bool, HwEr
     Ok(ok)
 }
 
+/// Where the time of ring attention's copies goes: between two copies of a CTA, in the copy, until its flags are raised.
+fn moves(device: Device, module: Module, proxy: &Proxy) -> Result<(), HwError> {
+    for (batch, intra) in [(1, 4), (1, 16), (1, 40), (4, 4), (4, 16), (4, 40)] {
+        let case: Case = ("ring_attention", (1, 8), [12288, batch, 8], &[]);
+        let spec = spec(&case);
+        let kernel = kernel(case.0).expect("a kernel");
+        let schedule = kernel.build(&spec)?;
+        let split = RoleSplit { compute: device.sms - intra, intra_comm: intra, ..RoleSplit::default() };
+        let whole = lower(&schedule, Mode::Mirror, &split, device.sms)?;
+        let inputs = inputs(&schedule, kernel, &spec, Mode::Mirror, 1);
+        let mut runner = Runner::new(device, module, proxy, &schedule, whole.clone())?;
+        inputs.load(&runner)?;
+        for part in [Part::Whole, Part::CommOnly] {
+            runner.replace(reduced(&whole, part))?;
+            let plain: Vec<f64> = (0..9).map(|_| Ok(runner.run()?.span_us)).collect::<Result<_, HwError>>()?;
+            runner.record(true)?;
+            runner.run()?;
+            let span_us = runner.run()?.span_us;
+            let tasks = runner.timeline()?;
+            let mut line = String::new();
+            for (role, name) in [(1, "copies"), (0, "tiles")] {
+                let mut of: Vec<_> = tasks.iter().filter(|t| t.role == role).collect();
+                // Recycled CTAs keep their place: a CTA's tasks follow each other.
+                of.sort_unstable_by_key(|t| (t.cta, t.taken));
+                let quartiles = |values: Vec<f64>| spread(values).map(|v| format!("{v:.2}")).join("/");
+                let us = |f: &dyn Fn(&TaskTime) -> f64| quartiles(of.iter().map(|t| f(t) * 1e-6).collect());
+                let gaps = of.windows(2).filter(|w| w[0].cta == w[1].cta);
+                let claims = quartiles(gaps.map(|w| (w[1].taken as f64 - w[0].free as f64) * 1e-6).collect());
+                let _ = write!(
+                    line,
+                    "\n  {name}: {} tasks; free to next taken {claims}, taken to start {}, start to free {}, free to end {}",
+                    of.len(),
+                    us(&|t| t.start as f64 - t.taken as f64),
+                    us(&|t| t.free as f64 - t.start as f64),
+                    us(&|t| t.end as f64 - t.free as f64),
+                );
+            }
+            println!(
+                "moves batch={batch} intra={intra} {part:?}: span {:.1} us plain, {span_us:.1} recorded; quartiles in us{line}",
+                spread(plain)[1]
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Times a schedule whose puts take long under emulated fabrics, beside the least time that each allows.
 fn pace(device: Device, module: Module, mut proxy: Proxy) -> Result<(), HwError> {
     const G: u64 = 1_000_000_000;
@@ -259,7 +307,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let (command, file) = match &arguments[..] {
         [command, file, ..] => (command.as_str(), file.as_str()),
         _ => {
-            return Err("measure compile CUBIN | check CUBIN [CASE] | stuck CUBIN | pace CUBIN | timeline CUBIN".into());
+            let commands =
+                "compile CUBIN | check CUBIN [CASE] | stuck CUBIN | pace CUBIN | timeline CUBIN | moves CUBIN";
+            return Err(format!("measure {commands}").into());
         }
     };
     if command == "compile" {
@@ -277,6 +327,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     println!("{device:?}, driver {}, copies by {:?}: {:?}", device.driver_version()?, proxy.method, proxy.tried);
     if command == "pace" {
         return Ok(pace(device, module, proxy)?);
+    }
+    if command == "moves" {
+        return Ok(moves(device, module, &proxy)?);
     }
     if command == "timeline" {
         std::process::exit(if timelines(device, module, &proxy)? { 0 } else { 3 });

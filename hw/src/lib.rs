@@ -8,7 +8,7 @@
 //!                             │  cluster: a GPU per rank, peers over NVLink; party: where ranks are processes
 //!                             └▶ proxy: puts by the copy engines
 //!                measure: inputs, comparison with the reference, times; timeline: of every task; reduced: compute or communication alone
-//!                gpu: all of it opened at once
+//!                gpu: all of it opened at once; readings: flags, launches and the FIFO by themselves
 //! Schedule ──▶ host: CPU threads as CTAs, one or more processes  ──▶ transport: loopback, RDMA   ◀── bootstrap: TCP
 //! machine  ──▶ probe: driver, GPUs, NVRTC and RDMA devices that are here, never a panic
 //! ```
@@ -29,6 +29,7 @@ pub mod party;
 pub mod probe;
 pub mod program;
 pub mod proxy;
+pub mod readings;
 pub mod reduced;
 mod samples;
 pub mod timeline;

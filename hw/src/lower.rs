@@ -556,6 +556,7 @@ impl Program {
         if let Some(state) = state.as_ref().filter(|_| !(*first && *last)) {
             let device = self.region(arena(state), state, None)?;
             self.regions.push(device);
+            lowered.inputs += 1;
         }
         if let Some(out) = out.as_ref().filter(|_| *last) {
             lowered.outputs = 2;

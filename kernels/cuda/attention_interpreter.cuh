@@ -29,13 +29,15 @@ struct AttentionInterpreter {
   static constexpr u32 kConsumerRegisters = Consumers == 3 ? 160 : 232;
   static constexpr u32 kProducerRegisters = Consumers == 3 ? 32 : 40;
   static constexpr u32 kOrders = 2;
+  static constexpr u32 kAheadSteps = 2;  // steps of 2 us that fetching descriptors is ahead of their use
   static constexpr u32 kOrder = (Tile::kSmemBytes + 7) / 8 * 8;
   static constexpr u32 kOrderFull = kOrder + kOrders * sizeof(AttentionOrder);
   static constexpr u32 kOrderEmpty = kOrderFull + kOrders * 8;
   static constexpr u32 kJoin = kOrderEmpty + kOrders * 8;  // the role with tiles is known
   static constexpr u32 kRole = kJoin + 8;
   static constexpr u32 kEndCount = kRole + 4;
-  using Signals = Signaller<(kEndCount + 4 + 15) / 16 * 16>;
+  using Next = NextTile<(kEndCount + 4 + 15) / 16 * 16, 6>;  // q, k, v, state, o, l
+  using Signals = Signaller<Next::kEnd>;
   // Copies go through Q, K and V; what is staged of O may still be read.
   using Moving = Moves<Consumers * 128, Tile::kO / kBoxBytes, 0, Signals::kEnd, Signals>;
   static constexpr u32 kSmemBytes = Moving::kEnd;
@@ -70,8 +72,10 @@ struct AttentionInterpreter {
     if (role == kNone) return;
     const Role& r = p.roles[role];
     RingPosition at;
+    u32 index = claim_tile(p, r, 0);
+    Next::fetch_task(smem, p, 0, index);
+    Next::fetch_rest(smem, p, 0, index);
     for (u32 turn = 0;; ++turn) {
-      const u32 index = claim_tile(p, r, turn);
       const u32 slot = turn % kOrders;
       mbarrier_wait(smem + kOrderEmpty + slot * 8, (turn / kOrders & 1) ^ 1);
       volatile AttentionOrder& order_now = order(slot);
@@ -83,40 +87,40 @@ struct AttentionInterpreter {
         return;
       }
       stamp_taken(p, index);
-      const Task& task = p.tasks[index];
-      const Region* const regions = p.regions + task.first_region;
-      const bool stateful = (task.flags & (kFirst | kLast)) != (kFirst | kLast);
-      order_now.steps = task.steps;
-      order_now.flags = task.flags;
-      if (stateful) order_now.state = regions[3].address;
-      if (task.flags & kLast) order_now.logs = regions[stateful ? 5 : 4].address;
+      Next::arrived();
+      const u32 steps = Next::task(turn).steps, flags = Next::task(turn).flags, step_waits = Next::task(turn).step_waits;
+      const bool stateful = (flags & (kFirst | kLast)) != (kFirst | kLast);
+      order_now.steps = steps;
+      order_now.flags = flags;
+      if (stateful) order_now.state = Next::region(turn, 3).address;
+      if (flags & kLast) order_now.logs = Next::region(turn, stateful ? 5 : 4).address;
       mbarrier_arrive(order_full);
-      const u32 waited_for = await_start(p, task, index, 0, 0, 1);
+      const u32 waited_for = Next::await_start(p, turn, index);
       fence_global_to_async();
       stamp_start(p, index, waited_for, 0);
       mbarrier_wait(smem + Tile::kQEmpty, (turn & 1) ^ 1);
       mbarrier_arrive_expect_bytes(smem + Tile::kQFull, Tile::kQBytes);
-      tma_load(smem + Tile::kQ, &maps.map[regions[0].map], smem + Tile::kQFull, regions[0].row, 0);
-      const u32 steps = task.steps;
+      tma_load(smem + Tile::kQ, &maps.map[Next::region(turn, 0).map], smem + Tile::kQFull, Next::region(turn, 0).row, 0);
+      u32 next = kNone;
       for (u32 j = 0; j < steps; ++j) {
-        for (u32 i = 0; i < task.step_waits; ++i) {
-          const Wait w = p.waits[task.first_wait + task.start_waits + i];
-          const u32 steps_each = steps / w.count;
-          if (j % steps_each == 0) {
-            await(p, w.word + j / steps_each * w.stride, w.at_least, index, 0);
-            fence_global_to_async();
-          }
-        }
+        if (step_waits > 0) Next::await_step(p, turn, index, step_waits, j, steps);
+        // Read anew at every step, because registers are dear, and before the wait, because after it every cycle counts.
+        const u32 k_map = Next::region(turn, 1).map, k_row = Next::region(turn, 1).row + j * kKvRows;
         mbarrier_wait(smem + Tile::kKEmpty + at.slot * 8, at.parity ^ 1);
         mbarrier_arrive_expect_bytes(smem + Tile::kKFull + at.slot * 8, kKvBytes);
-        tma_load(smem + Tile::kK + at.slot * kKvBytes, &maps.map[regions[1].map], smem + Tile::kKFull + at.slot * 8,
-                 regions[1].row + j * kKvRows, 0);
+        tma_load(smem + Tile::kK + at.slot * kKvBytes, &maps.map[k_map], smem + Tile::kKFull + at.slot * 8, k_row, 0);
+        const u32 v_map = Next::region(turn, 2).map, v_row = Next::region(turn, 2).row + j * kKvRows;
         mbarrier_wait(smem + Tile::kVEmpty + at.slot * 8, at.parity ^ 1);
         mbarrier_arrive_expect_bytes(smem + Tile::kVFull + at.slot * 8, kKvBytes);
-        tma_load(smem + Tile::kV + at.slot * kKvBytes, &maps.map[regions[2].map], smem + Tile::kVFull + at.slot * 8,
-                 regions[2].row + j * kKvRows, 0);
+        tma_load(smem + Tile::kV + at.slot * kKvBytes, &maps.map[v_map], smem + Tile::kVFull + at.slot * 8, v_row, 0);
         at.advance<2>();
+        if (j == Next::claim_step(steps, kAheadSteps)) {
+          next = claim_tile(p, r, turn + 1);
+          Next::fetch_task(smem, p, turn + 1, next);
+        }
+        if (j == Next::rest_step(steps, kAheadSteps)) Next::fetch_rest(smem, p, turn + 1, next);
       }
+      index = next;
     }
   }
 

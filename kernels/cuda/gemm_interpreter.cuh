@@ -15,6 +15,7 @@
 #include "moves.cuh"
 
 constexpr u32 kTaskSlots = 4;
+constexpr u32 kAhead = 3;     // steps of 0.64 us that fetching descriptors is ahead of their use
 constexpr u32 kEndSlots = 8;  // how far one storer may be ahead of the other, in tasks
 
 template <bool LoopPipelined, Drain DrainRule>
@@ -29,7 +30,8 @@ struct GemmInterpreter {
   static constexpr u32 kJoin = kEnds + kEndSlots * 4;  // the role with tiles is known
   static constexpr u32 kRole = kJoin + 8;
   static constexpr u32 kEndCount = kRole + 4;
-  using Signals = Signaller<(kEndCount + 4 + 15) / 16 * 16>;
+  using Next = NextTile<(kEndCount + 4 + 15) / 16 * 16, 2>;  // a and b
+  using Signals = Signaller<Next::kEnd>;
   // Copies go through the operand stages, above an aliased output.
   using Moving = Moves<kConsumers * 128, kDeferred ? 12 : 8, kDeferred ? 0 : kConsumers * kChunksPerTile * kChunkBytes,
                        Signals::kEnd, Signals>;
@@ -70,36 +72,39 @@ struct GemmInterpreter {
     if (role == kNone) return;
     const Role& r = p.roles[role];
     RingPosition at, task_at;
-    for (u32 turn = 0;; ++turn) {
-      const u32 index = claim_tile(p, r, turn);
-      if (index == kNone) break;
+    u32 index = claim_tile(p, r, 0);
+    Next::fetch_task(smem, p, 0, index);
+    Next::fetch_rest(smem, p, 0, index);
+    for (u32 turn = 0; index != kNone; ++turn) {
       stamp_taken(p, index);
-      const Task task = p.tasks[index];
-      const Region a = p.regions[task.first_region], b = p.regions[task.first_region + 1];
-      publish(smem, task_at, index, task.steps);
-      const u32 waited_for = await_start(p, task, index, 0, 0, 1);
-      if (task.start_waits > 0) fence_global_to_async();
+      Next::arrived();
+      const u32 steps = Next::task(turn).steps, step_waits = Next::task(turn).step_waits;
+      publish(smem, task_at, index, steps);
+      const u32 waited_for = Next::await_start(p, turn, index);
       stamp_start(p, index, waited_for, 0);
       if (Tile::kAliased && turn > 0) mbarrier_wait(smem + Tile::kDrained, (turn - 1) & 1);
-      const TensorMap* a_map = &maps.map[a.map];
-      const TensorMap* b_map = &maps.map[b.map];
-      for (u32 k = 0; k < task.steps; ++k) {
-        for (u32 i = 0; i < task.step_waits; ++i) {
-          const Wait w = p.waits[task.first_wait + task.start_waits + i];
-          const u32 steps_each = task.steps / w.count;
-          if (k % steps_each == 0) {
-            await(p, w.word + k / steps_each * w.stride, w.at_least, index, 0);
-            fence_global_to_async();
-          }
-        }
+      const volatile Region& a = Next::region(turn, 0);
+      const volatile Region& b = Next::region(turn, 1);
+      u32 next = kNone;
+      for (u32 k = 0; k < steps; ++k) {
+        if (step_waits > 0) Next::await_step(p, turn, index, step_waits, k, steps);
         const u32 full = smem + Tile::kFull + at.slot * 8;
         const u32 stage = smem + at.slot * kStageBytes;
+        // Read anew at every step, because registers are dear, and before the wait, because after it every cycle counts.
+        const u32 a_map = a.map, a_row = a.row, a_column = a.column_block + k;
+        const u32 b_map = b.map, b_row = b.row + k * kTileK, b_column = b.column_block;
         mbarrier_wait(smem + Tile::kEmpty + at.slot * 8, at.parity ^ 1);
         mbarrier_arrive_expect_bytes(full, kStageBytes);
-        tma_load(stage, a_map, full, a.row, a.column_block + k);
-        tma_load(stage + kABytes, b_map, full, b.row + k * kTileK, b.column_block);
+        tma_load(stage, &maps.map[a_map], full, a_row, a_column);
+        tma_load(stage + kABytes, &maps.map[b_map], full, b_row, b_column);
         at.advance<4>();
+        if (k == Next::claim_step(steps, kAhead)) {
+          next = claim_tile(p, r, turn + 1);
+          Next::fetch_task(smem, p, turn + 1, next);
+        }
+        if (k == Next::rest_step(steps, kAhead)) Next::fetch_rest(smem, p, turn + 1, next);
       }
+      index = next;
     }
     publish(smem, task_at, kNone, 0);
   }

@@ -43,8 +43,8 @@ constexpr u32 kFirst = 1;    // attention: starts from an empty state
 constexpr u32 kLast = 2;     // attention: writes the finished block
 constexpr u32 kOverlap = 4;  // gather: loads run ahead of stores
 
-// Regions: a GEMM's a, b, outputs; an attention tile's q, k, v, then state unless it is first and last, then o and l
-// if it is last; a merge's o and l of each part, then of the result; else inputs, then outputs.
+// Regions: a GEMM's a, b, outputs; an attention tile's q, k, v, then state unless it is first and last (four inputs),
+// then o and l if it is last (two outputs); a merge's o and l of each part, then of the result; else inputs, then outputs.
 struct Task {
   u32 op;
   u32 first_wait;

@@ -6,6 +6,9 @@ pub type Source = (&'static str, &'static str);
 /// The interpreter: an entry for each kind of tiles.
 pub const INTERPRETER: Source = ("interpreter.cu", include_str!("../cuda/interpreter.cu"));
 
+/// Small kernels that each read one time off the card.
+pub const PROBES: Source = ("probes.cu", include_str!("../cuda/probes.cu"));
+
 /// Every header that a device source includes.
 pub const HEADERS: [Source; 15] = [
     ("attention_interpreter.cuh", include_str!("../cuda/attention_interpreter.cuh")),

@@ -262,7 +262,8 @@ pub struct RoleC {
     pub tasks: u32,
     /// Sum over tasks of the time that they hold their CTA at full speed, whole form.
     pub work_ps: u128,
-    /// Start of a block, for one-task-per-block grids.
+    /// Before each task: the start of a block, for one-task-per-block grids; the search for a ready task, by the
+    /// interpreter.
     pub block_ps: u64,
     /// Its tasks are collectives: all CTAs work on each of them.
     pub collective: bool,
@@ -400,8 +401,8 @@ pub struct Times {
     pub flag_local: u64,
     /// Flag latency over NVLink.
     pub flag_remote: u64,
-    /// From one signal of a task to its next.
-    pub signal: u64,
+    /// From the end of a task's writes until its flags are raised.
+    pub raise: u64,
     /// NIC-written flag.
     pub flag_nic: u64,
     /// Host flag until the waiter sees it.
@@ -492,15 +493,58 @@ struct Where {
 /// Everything that a cost depends on, by op.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum CostKey {
-    Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
-    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
-    Merge { bytes: u64 },
-    Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
-    Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
-    Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
+    Gemm {
+        tile: [u16; 3],
+        steps: u32,
+        step_flags: u32,
+        misses: [u64; 2],
+        main_loop: MainLoop,
+        drain: Drain,
+        outs: SmallVec<[Where; 2]>,
+    },
+    Attention {
+        tile: [u16; 2],
+        steps: u32,
+        head_dim: u32,
+        bytes: u64,
+        written: u64,
+        main_loop: MainLoop,
+    },
+    Merge {
+        bytes: u64,
+    },
+    Copy {
+        src: Where,
+        dsts: SmallVec<[Where; 2]>,
+        engine: Engine,
+        in_flight: u32,
+        overlap: bool,
+        lanes: u32,
+    },
+    Gather {
+        local: u32,
+        remote: u32,
+        row_bytes: u32,
+        zero: u32,
+        in_flight: u16,
+        overlap: bool,
+    },
+    Reduce {
+        inputs: SmallVec<[Where; 4]>,
+        outputs: SmallVec<[Where; 2]>,
+        in_flight: u32,
+        lanes: u32,
+    },
     Put,
-    Collective { kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32 },
-    Fill { dst: Where },
+    Collective {
+        kind: CollectiveKind,
+        bytes: u64,
+        in_place: bool,
+        ctas: u32,
+    },
+    Fill {
+        dst: Where,
+    },
     Sync,
 }
 
@@ -727,6 +771,15 @@ impl Compiler<'_> {
         self.machine.interpreter.as_ref().map_or(0, |interpreter| ps_from_ns(interpreter.task_ns.value))
     }
 
+    /// Before each task of a role.
+    fn take_ps(&self, one_per_block: bool, claim: Claim) -> u64 {
+        match (&self.machine.interpreter, claim) {
+            _ if one_per_block => ps_from_ns(self.machine.launch.block_ns.value),
+            (Some(interpreter), Claim::Ready { .. }) => ps_from_ns(interpreter.claim_ns.value),
+            _ => 0,
+        }
+    }
+
     fn record(&mut self, key: &CostKey) -> CostRecord {
         let machine = self.machine;
         let sm = &machine.sm;
@@ -745,7 +798,7 @@ impl Compiler<'_> {
                 }
                 simple(Work::Put, forms)
             }
-            CostKey::Gemm { tile, steps, misses, main_loop, drain, outs } => {
+            CostKey::Gemm { tile, steps, step_flags, misses, main_loop, drain, outs } => {
                 let gemm = &machine.gemm[loop_name(*main_loop)];
                 let [bm, bn, bk] = tile.map(u64::from);
                 let step = (2.0 * (bm * bn * bk) as f64 / gemm.sm_tflops.value).round() as u64;
@@ -777,6 +830,8 @@ impl Compiler<'_> {
                             form.deferred = self.tile_out(outs, (0, deferred_ps), local, |_, _| true);
                         }
                     }
+                    // Alone, the compute role waits for no flags that others raise.
+                    forms[0].fixed += u64::from(*step_flags) * ps_from_ns(interpreter.step_flag_ns.value);
                     // The interpreter runs a tile without its arithmetic as it runs any task.
                     forms[2] = Cost { out: remote, crowd: 0, ..self.one_flow(&Loads::new(), self.task_ps())[2] };
                 }
@@ -790,7 +845,9 @@ impl Compiler<'_> {
                 let work = step * u64::from(*steps) + fixed;
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
-                loads.push((Offset::ME, ResourceKind::Chip, flops * u64::from(*steps)));
+                let power = machine.interpreter.as_ref().map_or(1.0, |i| i.attention_power.value);
+                let drawn = (flops * u64::from(*steps)) as f64 * power;
+                loads.push((Offset::ME, ResourceKind::Chip, drawn.round() as u64));
                 let main = self.class(&loads, work);
                 let cost = Cost { main, step, fixed, ..Cost::NOTHING };
                 let mut forms = [cost, cost, Cost::NOTHING];
@@ -829,7 +886,11 @@ impl Compiler<'_> {
                         bytes / cta + (bytes / flight).ceil() * (load_ns + store_ns)
                     };
                 }
-                let work = ps_from_ns(work + load_ns);
+                let ends_ns = machine.interpreter.as_ref().map_or(0.0, |i| match engine {
+                    Engine::Bulk => i.copy_ns.value,
+                    Engine::LdSt => 0.0,
+                });
+                let work = ps_from_ns(work + load_ns + ends_ns);
                 let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }
@@ -1340,7 +1401,7 @@ fn compile_rank(
                 tasks: program.tasks.len() as u32 - first,
                 work_ps,
                 collective,
-                block_ps: if one_per_block { ps_from_ns(compiler.machine.launch.block_ns.value) } else { 0 },
+                block_ps: compiler.take_ps(one_per_block, role.claim),
             });
         }
     }
@@ -1371,7 +1432,15 @@ fn cost_key(
             let misses = [panels.fetch(a.buffer.0, a.offset, a.bytes()), panels.fetch(b.buffer.0, b.offset, b.bytes())];
             panels.next_tile();
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
-            CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
+            CostKey::Gemm {
+                tile: *tile,
+                steps: task.op.steps(),
+                step_flags: task.waits.iter().filter(|wait| wait.gate == Gate::KStep).map(|wait| wait.count).sum(),
+                misses,
+                main_loop: *main_loop,
+                drain: *drain,
+                outs,
+            }
         }
         Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
             let misses = panels.fetch(k.buffer.0, k.offset, k.bytes()) + panels.fetch(v.buffer.0, v.offset, v.bytes());
@@ -1520,7 +1589,7 @@ impl Times {
         Self {
             flag_local: ps_from_ns(flags.local_ns.value),
             flag_remote: ps_from_ns(flags.nvlink_ns.value),
-            signal: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.signal_ns.value)),
+            raise: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.raise_ns.value)),
             flag_nic: ps_from_ns(flags.nic_ns.value),
             flag_host: ps_from_ns(flags.host_ns.value + flags.republish_ns.value),
             push: ps_from_ns(proxy.push_ns.value),

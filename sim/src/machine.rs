@@ -5,6 +5,9 @@
 //! Unknown and missing keys are errors that name line and column.
 
 mod legal;
+mod transport;
+
+pub use transport::{Publishing, Transport};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -128,10 +131,18 @@ section! {
     Interpreter {
         /// To take a task that is no tile: claim, descriptor, hand-over to the CTA's threads.
         task_ns,
-        /// From one signal of a task to its next.
-        signal_ns,
+        /// What it adds to find and take a ready task: cursor, claims and flags of the window, then a try.
+        claim_ns,
+        /// Beside its transfer and its first load: to begin a bulk copy, and until its last store is visible.
+        copy_ns,
+        /// What a FLOP of attention takes of the power limit, beside a FLOP of a GEMM.
+        attention_power,
+        /// From the end of a task's writes until its flags are raised: a fence, by a warp of its own. The CTA goes on.
+        raise_ns,
         /// Of a gather, to look up a row and start its copy: one thread does it, row after row.
         gather_row_ns,
+        /// What a flag that gates a k step adds to a tile's main loop, met or not: the loader looks before it fetches.
+        step_flag_ns,
         /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
         store_steps,
         /// From the last store of such an output until it is visible.
@@ -378,6 +389,9 @@ pub struct Machine {
     pub proxy: Proxy,
     /// NICs.
     pub nic: Nic,
+    /// How ranks use their NICs.
+    #[serde(default)]
+    pub transport: Transport,
     /// Network.
     pub network: Network,
     /// Fixed costs.

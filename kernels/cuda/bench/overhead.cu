@@ -208,6 +208,8 @@ static void attention(const char* name, Wired wired_kernel, Kernel kernel, int c
       task.first_region = uint32_t(regions.size());
       task.steps = p.kv_blocks;
       task.flags = flags;
+      task.inputs = flags == (kFirst | kLast) ? 3 : 4;  // the state is one of them
+      task.outputs = flags & kLast ? 2 : 0;
       Region q = {}, k = {}, v = {}, state = {}, o = {}, l = {};
       q.map = 0; q.row = t * q_rows;
       k.map = 1; k.row = head * kv_rows;

@@ -199,16 +199,16 @@ impl<'a> Engine<'a> {
     /// Raises the signals of a task that are `early`, or those that are not.
     #[inline]
     pub(super) fn raise(&mut self, h: &Here<'a>, signals: &'a [SignalC], early: bool) {
-        for (nth, signal) in signals.iter().enumerate() {
+        for signal in signals {
             if signal.early == early {
-                self.raise_one(h, signal, nth);
+                self.raise_one(h, signal);
             }
         }
     }
 
-    /// Raises the `nth` flag of a task: a CTA raises one after the other.
+    /// Raises a flag of a task whose writes are done.
     #[inline]
-    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC, nth: usize) {
+    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC) {
         let mut gpu = h.gpu + usize::from(signal.dg);
         if gpu >= self.gpus {
             gpu -= self.gpus;
@@ -217,7 +217,7 @@ impl<'a> Engine<'a> {
         if self.c.noise.is_some() {
             latency = self.flag_latency(h.rank, latency);
         }
-        let visible = self.s.timers.now + latency + nth as u64 * self.c.times.signal;
+        let visible = self.s.timers.now + latency + self.c.times.raise;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
     }
 

@@ -47,7 +47,7 @@ impl<'a> Engine<'a> {
             if row.instant_tasks > 0 {
                 self.out.tasks += u64::from(row.instant_tasks);
                 for signal in &self.t.instants[h.table0 + r].signals {
-                    self.raise_one(h, signal, 0);
+                    self.raise_one(h, signal);
                 }
             }
             for index in 0..row.workers {

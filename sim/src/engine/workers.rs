@@ -289,7 +289,8 @@ impl<'a> Engine<'a> {
             }
             Work::Put => {
                 worker.state = State::Push;
-                s.timers.push(h.rank, now + cost.fixed, kind::PUSHED, w, 0);
+                let delay = self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+                s.timers.push(h.rank, now + delay + cost.fixed, kind::PUSHED, w, 0);
                 false
             }
             Work::Collective => {
@@ -329,7 +330,7 @@ impl<'a> Engine<'a> {
         let cost = self.cost_of(task);
         let computing = u64::from(self.s.computing[h.rank]);
         if cost.work == Work::Move {
-            let work = cost.fixed + self.signalling(task);
+            let work = cost.fixed;
             let crowd = u128::from(cost.crowd) * u128::from(computing);
             let work = work + (u128::from(work) * crowd / 1_000_000_000) as u64;
             return self.run(h, w, cost.main, work);
@@ -338,15 +339,8 @@ impl<'a> Engine<'a> {
         let mut work = u64::from(steps) * cost.step;
         if steps == cost.steps {
             work += cost.fixed + cost.crowd * computing;
-            // What is left of a tile without its arithmetic is run as a move.
-            work += if cost.step == 0 { self.signalling(task) } else { 0 };
         }
         self.run_tile(h, w, cost, work)
-    }
-
-    /// How long a CTA without storers raises a task's flags, beyond the first.
-    fn signalling(&self, task: &TaskC) -> u64 {
-        u64::from(task.signals.saturating_sub(1)) * self.c.times.signal
     }
 
     /// Starts a part of a tile's main loop; true when it takes no time.
@@ -420,7 +414,6 @@ impl<'a> Engine<'a> {
         let mut work = u64::from(limit - done) * cost.step;
         if limit == cost.steps {
             work += cost.fixed + cost.crowd * u64::from(self.s.computing[h.rank]);
-            work += if cost.step == 0 { self.signalling(task) } else { 0 };
         }
         self.run_tile(h, w, cost, work)
     }
@@ -498,8 +491,8 @@ impl<'a> Engine<'a> {
         if h.any_early {
             self.raise(h, h.program.signals_of(task), false);
         } else {
-            for (nth, signal) in h.program.signals_of(task).iter().enumerate() {
-                self.raise_one(h, signal, nth);
+            for signal in h.program.signals_of(task) {
+                self.raise_one(h, signal);
             }
         }
         let now = self.s.timers.now;
@@ -532,7 +525,7 @@ impl<'a> Engine<'a> {
         let home = self.home(h, w);
         self.s.busy[h.role0 + home] += self.busy_time(h, w);
         for signal in h.program.signals_of(task) {
-            self.raise_one(h, signal, 0);
+            self.raise_one(h, signal);
         }
         self.record_task(h, w, now);
         self.task_done(h, role);

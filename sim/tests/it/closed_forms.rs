@@ -116,6 +116,28 @@ fn a_first_step_that_waits_pays_its_fill() {
 }
 
 #[test]
+fn an_interpreter_looks_at_each_flag_of_a_k_step() {
+    let mut machine = ib();
+    machine.interpreter = shipped_machine("h200-nvlink").interpreter;
+    let looks = |step_flag_ns: f64, flags: u32| {
+        let machine = with(machine.clone(), &[("interpreter.step_flag_ns", step_flag_ns)]);
+        let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+        let toy = Toy::node(1, roles).tasks(move |_, _, role| {
+            if role == 0 {
+                let gated = Wait::run(FAMILY, 1, flags, 1, 1, Gate::KStep);
+                vec![tile(10, At::ME, Drain::Visible).wait(wait(0)).wait(gated)]
+            } else {
+                let all = (1..=flags).map(|flag| sync().signal(signal(At::ME, flag)));
+                all.chain([sync().signal(signal(At::ME, 0))]).collect()
+            }
+        });
+        simulate(&toy, &machine, split(1, 1, 0, 0)).end
+    };
+    assert_eq!(looks(70.0, 5) - looks(0.0, 5), 350 * NS, "all of them were up before the tile began");
+    assert_eq!(looks(70.0, 10) - looks(0.0, 10), 700 * NS);
+}
+
+#[test]
 fn flag_chain() {
     // Sync i waits for flag i and raises flag i + 1: eight hops of 0.5 us.
     let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| {
