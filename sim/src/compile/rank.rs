@@ -142,9 +142,52 @@ pub(super) fn compile_rank(
             });
         }
     }
+    spread_lone_spans(&mut program);
     program.totals = totals.into_iter().map(|(kind, total)| (kind, (total / 1_000_000_000_000) as u64)).collect();
     program.totals.sort_unstable();
     program
+}
+
+/// Flags of a run that is waited for one by one at most.
+const SPREAD_FLAGS: u32 = 32;
+
+/// Waits of a gate whose runs are waited for one by one at most; with [`SPREAD_FLAGS`], a byte counts the flags.
+const SPREAD_WAITS: u8 = 7;
+
+/// Waits for the flags of a run one by one where only one task waits for it: nobody shares what a span remembers. A step
+/// needs to know its place in the run.
+fn spread_lone_spans(program: &mut Program) {
+    let mut tasks_of = vec![0_u32; program.spans.len()];
+    for wait in program.waits.iter().filter(|wait| wait.on & SPAN != 0) {
+        tasks_of[(wait.on & !SPAN) as usize] += 1;
+    }
+    let (waits, spans) = (std::mem::take(&mut program.waits), std::mem::take(&mut program.spans));
+    let mut number = vec![NONE; spans.len()];
+    let mut waits = waits.into_iter();
+    for task in &mut program.tasks {
+        task.wait0 = program.waits.len() as u32;
+        for (gate, count) in [Gate::Start, Gate::KStep, Gate::Output].into_iter().zip(&mut task.waits) {
+            let first = program.waits.len();
+            for wait in waits.by_ref().take(usize::from(*count)) {
+                if wait.on & SPAN == 0 {
+                    program.waits.push(wait);
+                    continue;
+                }
+                let id = (wait.on & !SPAN) as usize;
+                let lone = tasks_of[id] == 1 && spans[id].count <= SPREAD_FLAGS && *count <= SPREAD_WAITS;
+                if lone && gate != Gate::KStep {
+                    program.waits.extend(spans[id].flags().map(|flag| WaitC { on: flag, level: wait.level }));
+                    continue;
+                }
+                if number[id] == NONE {
+                    number[id] = program.spans.len() as u32;
+                    program.spans.push(spans[id]);
+                }
+                program.waits.push(WaitC { on: SPAN | number[id], ..wait });
+            }
+            *count = (program.waits.len() - first) as u8;
+        }
+    }
 }
 
 /// Adds what a flow takes from the own rank's resources, and, by symmetry, what others take from it.
