@@ -425,3 +425,53 @@ fn write(
         output.path(&format!("{wire_name}.toml")).display()
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_follow_from_readings() {
+        let reading = |what, bytes, queue_pairs, in_flight, us: f64| Reading {
+            what,
+            bytes,
+            queue_pairs,
+            in_flight,
+            unit: "us",
+            spread: [us * 0.9, us, us * 1.1],
+        };
+        let mut readings = vec![
+            reading("flag latency, one way", 0, 1, 1, 5.0),
+            reading("post", 0, 1, 1, 1.0),
+            reading("completion after post", 0, 1, 1, 9.0),
+            reading("poll of a completion", 0, 1, 1, 0.5),
+            reading("stream", 4, 1, 16, 2.0),
+            reading("stream", 1 << 20, 1, 16, 100.0),
+        ];
+        // Two queue pairs and 16 writes in flight are within 5 % of the best.
+        readings.extend(
+            [(1, 20.0), (2, 10.2), (4, 10.0), (8, 10.1)]
+                .map(|(queue_pairs, us)| reading("stream over queue pairs", QUEUE_BYTES, queue_pairs, 16, us)),
+        );
+        readings.extend(
+            [(1, 40.0), (4, 11.0), (16, 10.2), (64, 10.0)]
+                .map(|(in_flight, us)| reading("stream with writes in flight", QUEUE_BYTES, 1, in_flight, us)),
+        );
+        let (fits, queue_pairs) = wire_values(&readings);
+        let value = |name: &str| fits.iter().find(|fit| fit.name == name).map_or(f64::NAN, |fit| fit.value);
+        let expected = [
+            ("network.latency_us", 4.0),
+            ("network.ack_us", 5.0),
+            ("proxy.post_ns", 1000.0),
+            ("proxy.completion_ns", 500.0),
+            ("proxy.in_flight", 16.0),
+            ("nic.message_ns", 2000.0),
+            ("nic.rail_gbs", 10.485_76),
+        ];
+        for (name, expected) in expected {
+            assert!((value(name) - expected).abs() < 1e-9, "{name}: {} for {expected}", value(name));
+        }
+        assert_eq!(queue_pairs, 2);
+        assert!(fits.iter().all(|fit| fit.low <= fit.value && fit.value <= fit.high), "spread around the value");
+    }
+}

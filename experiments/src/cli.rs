@@ -564,11 +564,10 @@ pub struct FiguresArgs {
 #[derive(Args, Debug)]
 pub struct FitArgs {
     /// Fit without these rows and test on them: fabric=efa, kernel=gemm_rs, or all of them one by one; may be repeated.
+    /// A fabric is left out twice: but for the rows that tell what its host's launches cost, as far as no error is judged
+    /// on them (the output names them), and wholly. `all` also compares the errors with data/published/left_out.csv.
     #[arg(long, value_name = "fabric=NAME|kernel=NAME|all")]
     pub without: Vec<String>,
-    /// Keep the rows of a left-out fabric on which only its host's launch costs are fitted: no other fabric has that host.
-    #[arg(long, requires = "without")]
-    pub keep_host: bool,
     /// Also write the values, the rows, and machine files that hold the values to a directory.
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,

@@ -120,7 +120,7 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
         ("trace --kernel gemm_rs --cluster 2x8-h200-efa --from-us inf", "allowed: a number from 0"),
         ("sweep no_such_file.toml", "no_such_file.toml: No such file"),
         ("fit --without fabric=ib", "--without: \"fabric=ib\", allowed: fabric=cx7|efa, kernel=ag_gemm|"),
-        ("fit --keep-host", "--without"),
+        ("fit --keep-host", "unexpected argument '--keep-host'"),
     ] {
         let stderr = refused(arguments);
         assert!(stderr.contains(expected), "{arguments}\n{stderr}");

@@ -141,6 +141,8 @@ section! {
         raise_ns,
         /// Of a gather, to look up a row and start its copy: one thread does it, row after row.
         gather_row_ns,
+        /// Bulk copy of one lane of a CTA: it lets no more than two of its stores be under way.
+        lane_gbs,
         /// What a flag that gates a k step adds to a tile's main loop, met or not: the loader looks before it fetches.
         step_flag_ns,
         /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
@@ -195,6 +197,9 @@ section! {
         ingress_gbs,
         /// Link bytes that one byte of a remote atomic add occupies.
         add_link_bytes_per_byte,
+        /// What `drain = visible` waits beyond the write itself when the output leaves over NVLink, beside the writes of
+        /// the other SMs.
+        fence_ns,
         /// GPUs that one NVLink domain can hold.
         domain_gpus,
     }

@@ -102,8 +102,10 @@ impl Compiler<'_> {
                     Drain::SmemRead => gemm.smem_read_ns.value,
                     Drain::Visible => gemm.visible_ns.value,
                 });
+                let fenced = *drain == Drain::Visible && outs.iter().any(|out| self.is_remote(out.at));
+                let fence = if fenced { ps_from_ns(machine.nvlink.fence_ns.value) } else { 0 };
                 let fill = ps_from_ns(gemm.fill_ns.value);
-                let whole = self.tile_out(outs, (hold, 0), false, |_, _| true);
+                let whole = self.tile_out(outs, (hold + fence, 0), false, |_, _| true);
                 let local = self.tile_out(outs, (hold, 0), true, |_, _| true);
                 let remote = self.tile_out(outs, (0, 0), false, Self::is_remote);
                 let tile = Cost { main, step, fixed, fill, ..Cost::NOTHING };
@@ -154,16 +156,17 @@ impl Compiler<'_> {
             CostKey::Copy { src, dsts, engine, in_flight, overlap, lanes } => {
                 let mut loads = Loads::new();
                 self.load_read(&mut loads, src.at, src.bytes);
+                let lane = |cta_gbs: f64| cta_gbs / f64::from(*lanes);
+                let interpreter = machine.interpreter.as_ref();
                 let cta = match engine {
-                    Engine::Bulk => sm.copy_cta_gbs.value,
-                    Engine::LdSt => sm.ldst_cta_gbs.value,
-                } / f64::from(*lanes);
+                    Engine::Bulk => lane(sm.copy_cta_gbs.value).min(interpreter.map_or(f64::MAX, |i| i.lane_gbs.value)),
+                    Engine::LdSt => lane(sm.ldst_cta_gbs.value),
+                };
                 let load_ns = self.latency_ns(src.at);
                 let mut work = 0.0;
                 for dst in dsts {
                     self.load_write(&mut loads, dst.at, dst.bytes, false);
-                    let cta =
-                        if dst.at == At::AllLocal { sm.nvls_store_cta_gbs.value / f64::from(*lanes) } else { cta };
+                    let cta = if dst.at == At::AllLocal { lane(sm.nvls_store_cta_gbs.value) } else { cta };
                     let store_ns = self.latency_ns(dst.at);
                     let bytes = dst.bytes as f64;
                     let flight = f64::from(*in_flight).min(bytes.max(1.0));
@@ -174,7 +177,7 @@ impl Compiler<'_> {
                         bytes / cta + (bytes / flight).ceil() * (load_ns + store_ns)
                     };
                 }
-                let ends_ns = machine.interpreter.as_ref().map_or(0.0, |i| match engine {
+                let ends_ns = interpreter.map_or(0.0, |i| match engine {
                     Engine::Bulk => i.copy_ns.value,
                     Engine::LdSt => 0.0,
                 });

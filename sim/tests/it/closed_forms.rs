@@ -57,6 +57,18 @@ fn two_tiles_overlap_store_and_fill_only_where_the_drain_permits() {
 }
 
 #[test]
+fn a_fence_holds_the_cta_whose_output_leaves_over_nvlink_and_must_be_visible() {
+    let end = |to, drain, fence_ns| {
+        let toy = Toy::node(2, vec![compute()]).tasks(move |_, _, _| vec![tile(10, to, drain), tile(10, to, drain)]);
+        simulate(&toy, &with(ib(), &[("nvlink.fence_ns", fence_ns)]), split(1, 0, 0, 0)).end
+    };
+    let peer = At::local(1);
+    assert_eq!(end(peer, Drain::Visible, 700.0) - end(peer, Drain::Visible, 0.0), 2 * 700 * NS);
+    assert_eq!(end(At::ME, Drain::Visible, 700.0), end(At::ME, Drain::Visible, 0.0));
+    assert_eq!(end(peer, Drain::SmemRead, 700.0), end(peer, Drain::SmemRead, 0.0));
+}
+
+#[test]
 fn one_store_is_outstanding() {
     // A store of 20,000 B at 5 GB/s takes 4 us, a tile of one step 1.2 us: the store binds from the second on.
     let machine = with(ib(), &[("sm.copy_cta_gbs", 5.0)]);
