@@ -1,42 +1,89 @@
-"""Error of predictions beside the rows measured on two H200, from their CSV and a tilewire binary.
+"""Error of predictions beside the rows measured on two H200, from their CSVs and a tilewire binary.
 
 Usage: python3 .ci/two_gpus.py path/to/tilewire
 """
 import csv
-import json
 import math
 import subprocess
 import sys
+import tempfile
 
-FILE = "data/measured/nvlink-gemm-family-1x2-2026-11-29.csv"
+FIRST = "data/measured/nvlink-gemm-family-1x2-2026-11-29.csv"
+JUDGED = "data/measured/nvlink-judged-1x2-2026-11-30.csv"
+UNFUSED = "data/measured/nvlink-unfused-1x2-2026-11-30.csv"
+SIZES = ("m", "n", "k", "tokens", "hidden", "inter", "topk", "experts", "seq", "batch", "heads", "head_dim")
+
+
+def read(path):
+    with open(path) as file:
+        return list(csv.DictReader(text for text in file if not text.startswith("#")))
 
 
 def quantile(values, share):
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
 
 
-def line(name, errors):
-    median, p95 = (f"{100 * math.expm1(quantile(errors, share)):.1f}%" for share in (0.5, 0.95))
-    print(f"| {name} | {len(errors)} | {median} | {p95} |")
+def percent(value):
+    return f"{100 * value:.1f}%"
+
+
+def line(name, errors, cost=""):
+    median, p95 = (percent(math.expm1(quantile(errors, share))) for share in (0.5, 0.95))
+    print(f"| {name} | {len(errors)} | {median} | {p95} | {cost} |")
 
 
 def off(predicted, row):
     return abs(math.log(float(predicted) / float(row["time_us"])))
 
 
-def predict(row):
-    split = ",".join(f"{role}={row[role]}" for role in ("compute", "intra", "send", "reduce"))
-    command = [sys.argv[1], "predict", "--kernel", row["kernel"], "--cluster", "1x2-h200-nvlink", "--clock", row["clock"]]
-    command += ["--m", row["m"], "--n", row["n"], "--k", row["k"], "--split", split, "--json"]
-    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert answer["schedule_hash"] == row["schedule_hash"], row
-    return answer["time_us"]
+def shape(row):
+    return ";".join(f"{name}={row[name]}" for name in SIZES if row.get(name))
 
 
-with open(FILE) as file:
-    rows = list(csv.DictReader(text for text in file if not text.startswith("#")))
-second = [row for row in rows if row["run"] == "2"]
-line("first run, predicted before it", [off(row["predicted_before_us"], row) for row in rows if row["run"] == "1"])
+def by_shape(rows):
+    shapes = {}
+    for row in rows:
+        shapes.setdefault((row["kernel"], shape(row)), []).append(row)
+    return shapes
+
+
+def split_cost(rows, column):
+    """What the split that `column` recommends costs beyond the best measured one: median and worst over shapes."""
+    time = lambda row: float(row["time_us"])
+    costs = [time(min(of, key=lambda row: float(row[column]))) / min(map(time, of)) - 1 for of in by_shape(rows).values()]
+    return f"{percent(quantile(costs, 0.5))}, {percent(max(costs))}"
+
+
+def now(path):
+    """What this version predicts of the rows that `measure` wrote."""
+    with tempfile.TemporaryDirectory() as out:
+        subprocess.run([sys.argv[1], "compare", path, "-o", out], check=True, capture_output=True)
+        return read(f"{out}/pairs.csv")
+
+
+old = read(FIRST)
+second = [row for row in old if row["run"] == "2"]
+print("| predictions | rows | median | 95th percentile | recommended split costs, median and worst over shapes |")
+print("|---|---|---|---|---|")
+line("first run, predicted before it", [off(row["predicted_before_us"], row) for row in old if row["run"] == "1"])
 line("second run, predicted before it", [off(row["predicted_before_us"], row) for row in second])
-line("second run, predicted now, rows that fit", [off(predict(row), row) for row in second if row["fitted_on"] == "yes"])
-line("second run, predicted now, other rows", [off(predict(row), row) for row in second if row["fitted_on"] == "no"])
+judged = read(JUDGED)
+before = "predicted_before_us"
+line("third run, predicted before it", [off(row[before], row) for row in judged], split_cost(judged, before))
+for kernel in sorted({row["kernel"] for row in judged}):
+    rows = [row for row in judged if row["kernel"] == kernel]
+    line(f"of these {kernel}", [off(row[before], row) for row in rows], split_cost(rows, before))
+pairs = now(JUDGED)
+column = "predicted_time_us"
+line("third run, predicted now", [off(row[column], row) for row in pairs], split_cost(pairs, column))
+
+print()
+print("| kernel | shape | unfused | unfused over fused | predicted before |")
+print("|---|---|---|---|---|")
+best = lambda rows, column: min(float(row[column]) for row in rows)
+unfused = read(UNFUSED)
+for (kernel, sizes), rows in by_shape(judged).items():
+    for form in (row for row in unfused if (row["kernel"], row["shape"]) == (kernel, sizes)):
+        measured = float(form["time_us"]) / best(rows, "time_us")
+        predicted = f"{float(form[before]) / best(rows, before):.2f}" if form[before] else "-"
+        print(f"| {kernel} | {sizes.replace(';', ', ')} | {form['system']} | {measured:.2f} | {predicted} |")

@@ -49,14 +49,14 @@ const TRIED: usize = 9;
 const AS_GOOD: f64 = 0.005;
 
 /// A parameter and what it was found from.
-struct Fitted {
-    name: &'static str,
-    value: f64,
+pub(crate) struct Fitted {
+    pub(crate) name: &'static str,
+    pub(crate) value: f64,
     /// Quartiles of the readings, or the values that fit as well.
-    low: f64,
-    high: f64,
-    kind: &'static str,
-    how: String,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) kind: &'static str,
+    pub(crate) how: String,
 }
 
 /// Runs the command; returns what it prints.
@@ -64,6 +64,9 @@ struct Fitted {
 /// # Errors
 /// [`ExperimentError`]; without rows and without a GPU, nothing is written.
 pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
+    if let Some(given) = args.ranks.given() {
+        return Err(ExperimentError::refused(given, "only with --fabric; add it, or leave this away"));
+    }
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let mut files = args.rows.clone();
     if files.is_empty() {
@@ -139,7 +142,7 @@ fn provenance(rows: &[MeasuredRow], cite: Option<&str>) -> String {
 }
 
 /// A number with this many significant digits.
-fn shortest(value: f64, digits: usize) -> String {
+pub(crate) fn shortest(value: f64, digits: usize) -> String {
     let magnitude = if value == 0.0 { 0 } else { value.abs().log10().floor() as i32 };
     format!("{value:.*}", (digits as i32 - 1 - magnitude).max(0) as usize)
 }
@@ -360,7 +363,7 @@ fn attention(rows: &[MeasuredRow]) -> Vec<Fitted> {
 }
 
 /// Least squares: intercept, slope, root mean square of the residuals.
-fn line(points: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
+pub(crate) fn line(points: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
     let n = points.len() as f64;
     if points.len() < 3 {
         return None;
@@ -395,7 +398,7 @@ const SEARCHED: [Search; 11] = [
     search("sm.copy_cta_gbs", &["ag_gemm"], "1x8", 2),
     search("interpreter.copy_load_gbs", &["ring_attention"], "1x8", 2),
     search("interpreter.copy_ns", &["ring_attention"], "1x8", 2),
-    search("interpreter.step_flag_ns", &["ag_gemm"], "1x8", 0),
+    search("interpreter.spread_flag_ns", &["ag_gemm"], "1x8", 0),
     search("interpreter.move_crowd_per_cta", &["ag_gemm", "ring_attention"], "1x8", 0),
     search("interpreter.gather_row_ns", &["moe_dispatch_gemm"], "1x8", 2),
     search("sm.merge_cta_gbs", &["ring_attention"], "1x4", 1),
@@ -461,7 +464,7 @@ fn median_error(joined: &[Joined], phase: usize) -> f64 {
 }
 
 /// A machine file with fitted values in place of its own.
-fn machine_text(text: &str, fits: &[Fitted], provenance: &str, date: &str) -> String {
+pub(crate) fn machine_text(text: &str, fits: &[Fitted], provenance: &str, date: &str) -> String {
     let mut section = String::new();
     let mut out = String::new();
     for line in text.lines() {

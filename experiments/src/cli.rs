@@ -344,7 +344,7 @@ pub struct MeasureArgs {
     pub device: DeviceArg,
     /// Ranks that are processes.
     #[command(flatten)]
-    pub host: HostArgs,
+    pub ranks: RankArgs,
     /// Data.
     #[command(flatten)]
     pub data: DataArgs,
@@ -359,6 +359,12 @@ pub struct CalibrateArgs {
     /// Rows that were measured before, which need no GPU; may be repeated.
     #[arg(long, value_name = "MEASURED.csv")]
     pub rows: Vec<PathBuf>,
+    /// Calibrate the wire between two ranks that are processes, and the host device on both, instead of a GPU.
+    #[arg(long, conflicts_with_all = ["rows", "readings", "cite", "cache"])]
+    pub fabric: bool,
+    /// Ranks that are processes.
+    #[command(flatten)]
+    pub ranks: RankArgs,
     /// Readings of flags, FIFO and launches that `calibrate` wrote; without it they are read when rows are measured.
     #[arg(long, value_name = "READINGS.csv")]
     pub readings: Option<PathBuf>,
@@ -385,8 +391,8 @@ pub enum DeviceArg {
     Host,
 }
 
-/// What carries puts of the host device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// What carries puts between ranks that are processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     /// Copies on one host.
     Loopback,
@@ -396,25 +402,70 @@ pub enum Carrier {
     VerbsSrd,
 }
 
-/// How ranks that are processes find each other.
+impl Carrier {
+    /// Every one.
+    const ALL: [Self; 3] = [Self::Loopback, Self::VerbsRc, Self::VerbsSrd];
+
+    /// Its name here and in records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Loopback => "loopback",
+            Self::VerbsRc => "verbs-rc",
+            Self::VerbsSrd => "verbs-srd",
+        }
+    }
+}
+
+fn carrier(text: &str) -> Result<Carrier, String> {
+    let named = Carrier::ALL.into_iter().find(|carrier| carrier.name() == text);
+    named.ok_or_else(|| "allowed: loopback; verbs-rc and verbs-srd in builds with --features rdma".to_owned())
+}
+
+fn address(text: &str) -> Result<String, String> {
+    let port =
+        text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).and_then(|(_, port)| port.parse::<u16>().ok());
+    let allowed = || "allowed: HOST:PORT, a port from 1 to 65535".to_owned();
+    port.filter(|&port| port > 0).map(|_| text.to_owned()).ok_or_else(allowed)
+}
+
+/// Ranks that are processes: who starts them, how they find each other, and what connects them.
 #[derive(Args, Debug)]
-pub struct HostArgs {
+#[command(next_help_heading = "Ranks as processes")]
+pub struct RankArgs {
     /// Start every rank as a process of its own here, without mpirun or srun. On GPUs, ranks are threads of one process
     /// without it.
     #[arg(long)]
     pub spawn: bool,
-    /// With --device host: what carries puts.
-    #[arg(long, value_enum, default_value_t = Carrier::Loopback)]
+    /// What carries puts: loopback; verbs-rc or verbs-srd in builds with the feature rdma.
+    #[arg(long, value_name = "NAME", default_value = "loopback", value_parser = carrier)]
     pub transport: Carrier,
-    /// Ranks that are processes: where rank 0 listens.
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7311")]
-    pub address: String,
-    /// With --device host: RDMA device of each node, or one for all [default: the first active one].
+    /// Where rank 0 listens [default: 127.0.0.1:7311, with --spawn a free port].
+    #[arg(long, value_name = "HOST:PORT", value_parser = address)]
+    pub address: Option<String>,
+    /// RDMA devices of each node, or of one for all; a+b for two rails [default: the nearest active ones].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub nics: Vec<String>,
-    /// With --device host: proxy threads of a rank.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = whole(1, 64))]
-    pub proxies: u64,
+    /// Proxy threads of a rank [default: the machine's].
+    #[arg(long, value_name = "N", value_parser = whole(1, 64))]
+    pub proxies: Option<u64>,
+}
+
+impl RankArgs {
+    /// The first of these arguments that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let given = [("--spawn", self.spawn), ("--address", self.address.is_some())];
+        given.into_iter().find(|(_, given)| *given).map(|(name, _)| name).or_else(|| self.given_of_wire())
+    }
+
+    /// The first argument about NICs that was given.
+    pub fn given_of_wire(&self) -> Option<&'static str> {
+        let given = [
+            ("--transport", self.transport != Carrier::Loopback),
+            ("--nics", !self.nics.is_empty()),
+            ("--proxies", self.proxies.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    }
 }
 
 /// `compare`.
@@ -513,11 +564,10 @@ pub struct FiguresArgs {
 #[derive(Args, Debug)]
 pub struct FitArgs {
     /// Fit without these rows and test on them: fabric=efa, kernel=gemm_rs, or all of them one by one; may be repeated.
+    /// A fabric is left out twice: but for the rows that tell what its host's launches cost, as far as no error is judged
+    /// on them (the output names them), and wholly. `all` also compares the errors with data/published/left_out.csv.
     #[arg(long, value_name = "fabric=NAME|kernel=NAME|all")]
     pub without: Vec<String>,
-    /// Keep the rows of a left-out fabric on which only its host's launch costs are fitted: no other fabric has that host.
-    #[arg(long, requires = "without")]
-    pub keep_host: bool,
     /// Also write the values, the rows, and machine files that hold the values to a directory.
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,

@@ -18,6 +18,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
+use tilewire_sim::OverlapReason;
 
 /// Rows of the table of worst ones.
 const WORST: usize = 8;
@@ -245,7 +246,7 @@ fn pairs_csv(joined: &[Joined]) -> Vec<Vec<String>> {
     for phase in PHASES {
         head.extend([format!("predicted_{phase}"), format!("predicted_over_measured_{phase}")]);
     }
-    head.extend(["predicted_overlap", "predicted_bound_by"].map(str::to_owned));
+    head.extend(["predicted_overlap", "predicted_overlap_reason", "predicted_bound_by"].map(str::to_owned));
     let mut rows = vec![head];
     for pair in joined.iter().flat_map(|j| &j.pairs) {
         let mut fields: Vec<String> = row::columns().iter().map(|name| pair.row.text(name).to_owned()).collect();
@@ -254,7 +255,8 @@ fn pairs_csv(joined: &[Joined]) -> Vec<Vec<String>> {
             fields.extend([format!("{predicted:.3}"), ratio]);
         }
         let bound: String = pair.answer.prediction.bound_by.clone().into();
-        fields.extend([format!("{:.3}", pair.answer.prediction.overlap), bound]);
+        let reason = pair.answer.prediction.overlap_reason.map_or("", OverlapReason::name).to_owned();
+        fields.extend([format!("{:.3}", pair.answer.prediction.overlap), reason, bound]);
         rows.push(fields);
     }
     rows

@@ -17,7 +17,8 @@ mod table;
 
 pub use error::DataError;
 pub use published::{
-    EffectiveSplit, Figure, FitParameter, FitRow, JUDGED_FROM_SIZE, Judged, Metric, PublishedProtocol, System,
+    EffectiveSplit, Figure, FitParameter, FitRow, JUDGED_FROM_SIZE, Judged, LeftOutError, Metric, PublishedProtocol,
+    System,
 };
 pub use table::Table;
 
@@ -246,6 +247,14 @@ impl Data {
     /// [`DataError`].
     pub fn fit_rows(&self) -> Result<Vec<FitRow>, DataError> {
         self.read("published/fit_rows.csv", rows::fit_rows)
+    }
+
+    /// Errors on rows that a fit left out, as `tilewire fit --without all` found them.
+    ///
+    /// # Errors
+    /// [`DataError`].
+    pub fn left_out(&self) -> Result<Vec<LeftOutError>, DataError> {
+        self.read("published/left_out.csv", rows::left_out)
     }
 
     /// The machine parameters that are fitted, in the order in which they are.

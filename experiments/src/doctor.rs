@@ -2,7 +2,8 @@
 
 use crate::cli::DoctorArgs;
 use std::fmt::Write as _;
-use tilewire_hw::probe::{Driver, Library, Probe, probe};
+use tilewire_hw::probe::rdma::{Seat, nearest};
+use tilewire_hw::probe::{Driver, Gpu, Library, Probe, probe};
 
 /// One part of the machine.
 struct Part {
@@ -37,7 +38,7 @@ fn parts(probe: &Probe) -> Vec<Part> {
     let gpu_text = if gpus.is_empty() {
         "no GPU".to_owned()
     } else {
-        let one = |gpu: &tilewire_hw::probe::Gpu| {
+        let one = |gpu: &Gpu| {
             let [major, minor] = gpu.capability;
             let gib = gpu.memory_bytes as f64 / f64::from(1 << 30);
             let rdma = if gpu.gpu_direct_rdma && gpu.dma_buf { ", GPUDirect RDMA by dmabuf" } else { "" };
@@ -77,13 +78,14 @@ fn parts(probe: &Probe) -> Vec<Part> {
                 format!("port {} {}, {gid}", port.number, words.join(", "))
             };
             let ports: Vec<String> = device.ports.iter().map(port).collect();
-            let driver = device.driver.as_deref().unwrap_or("software");
+            let driver = if device.software { "software" } else { device.driver.as_deref().unwrap_or("no driver") };
             let use_of = device.transport.map_or_else(|| "no active port".to_owned(), |name| format!("for {name}"));
             format!("{} ({driver}; {}; {use_of})", device.name, ports.join("; "))
         };
         probe.rdma.iter().map(one).collect::<Vec<_>>().join("; ")
     };
     let present = |library: &Library| *library != Library::Missing;
+    let (any_wire, wires) = wires(probe, &gpus);
     vec![
         Part { name: "driver", present: driver.0, found: driver.1, without: "measure and calibrate" },
         Part {
@@ -122,7 +124,37 @@ fn parts(probe: &Probe) -> Vec<Part> {
             found: format!("{}, {} EFA device(s)", library(&probe.efa, "libefa"), active("efa")),
             without: "the transport verbs-srd",
         },
+        Part {
+            name: "ranks",
+            present: any_wire,
+            found: wires,
+            without: "puts over a NIC: ranks on one host use loopback",
+        },
     ]
+}
+
+/// What carries the puts of each rank here, one for each GPU, or one on the CPU where there is none; and whether any
+/// rank has a NIC.
+fn wires(probe: &Probe, gpus: &[Gpu]) -> (bool, String) {
+    let active: Vec<&str> = probe.rdma.iter().filter_map(|device| device.transport).collect();
+    let transport = if active.contains(&"verbs-srd") { "verbs-srd" } else { "verbs-rc" };
+    let wire = |seat: &Seat| nearest(&probe.rdma, transport, seat, 1).ok().and_then(|names| names.into_iter().next());
+    if gpus.is_empty() {
+        let seat = Seat::of_cpu(0);
+        return match wire(&seat) {
+            Some(nic) => (true, format!("a rank on the CPU: {transport} by {nic}, host memory")),
+            None => (false, "a rank on the CPU: loopback".to_owned()),
+        };
+    }
+    let rank = |(index, gpu): (usize, &Gpu)| {
+        let memory = if gpu.dma_buf { "dmabuf, else nvidia-peermem" } else { "nvidia-peermem" };
+        match wire(&Seat::of_gpu(&gpu.bus_id, index)) {
+            Some(nic) => format!("GPU {index}: {transport} by {nic}, memory by {memory}, else a host bounce buffer"),
+            None => format!("GPU {index}: loopback"),
+        }
+    };
+    let texts: Vec<String> = gpus.iter().enumerate().map(rank).collect();
+    (!active.is_empty(), texts.join("; "))
 }
 
 fn text(parts: &[Part]) -> String {
@@ -153,6 +185,7 @@ mod tests {
         };
         let text = text(&parts(&bare));
         assert!(text.contains("driver  no   CUDA driver not found (libcuda.so.1)"), "{text}");
-        assert_eq!(text.matches("disables").count(), 7, "{text}");
+        assert!(text.contains("ranks   no   a rank on the CPU: loopback"), "{text}");
+        assert_eq!(text.matches("disables").count(), 8, "{text}");
     }
 }

@@ -11,7 +11,7 @@ use tilewire_kernels::{RoleSplit, Schedule};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
 use tilewire_sim::tune::{TuneConfig, Tuned, tune};
-use tilewire_sim::{Clock, Execution, Prediction, SimError, Simulation};
+use tilewire_sim::{Clock, Execution, Machine, Prediction, SimError, Simulation};
 
 /// Memory that a simulation may need, GiB.
 const MAX_GIB: u64 = 32;
@@ -126,8 +126,11 @@ impl Prepared {
         limit_memory(case, &schedule)?;
         let checked = checked::check(case, &schedule)?;
         let name = case.to_string();
+        let machine = case.target.machine.clone();
+        // Libraries' kernels are hard-wired.
+        let machine = if case.baseline { Machine { interpreter: None, ..machine } } else { machine };
         let simulation = |clock| {
-            Simulation::new(&schedule, &case.target.machine, &case.config(clock))
+            Simulation::new(&schedule, &machine, &case.config(clock))
                 .map_err(|source| ExperimentError::Sim { case: name.clone(), source })
         };
         let clock = case.clock.unwrap_or_default();

@@ -79,6 +79,14 @@ pub enum ExperimentError {
         /// Its words.
         source: HostError,
     },
+    /// Ranks that this process started and that failed; each has said why.
+    #[error("{text}")]
+    Ranks {
+        /// Which, and how they ended.
+        text: String,
+        /// Exit code of the cause.
+        code: u8,
+    },
     /// Ctrl-C.
     #[error("interrupted: {done} of {points} points are done, their rows are kept")]
     Interrupted {
@@ -118,6 +126,7 @@ impl ExperimentError {
             Self::Host { .. } => 3,
             Self::NoHardware(_) | Self::Hardware { source: HwError::Cuda { .. }, .. } => 4,
             Self::Interrupted { .. } => 130,
+            Self::Ranks { code, .. } => *code,
             _ => 2,
         }
     }

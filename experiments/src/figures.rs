@@ -30,8 +30,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use tilewire_kernels::{OptionSet, RoleSplit};
-use tilewire_sim::Execution;
 use tilewire_sim::machine::Kind;
+use tilewire_sim::{Execution, OverlapReason};
 
 /// Published differences below this decide nothing.
 const DECISIVE: f64 = 0.10;
@@ -367,6 +367,7 @@ fn rows_csv(bars: &[Bar]) -> String {
         predicted_time_us: String,
         fair_time_us: String,
         overlap: String,
+        overlap_reason: &'static str,
         bound_by: String,
         split: String,
         schedule_hash: &'a str,
@@ -389,6 +390,7 @@ fn rows_csv(bars: &[Bar]) -> String {
             predicted_time_us: decimals(bar.predicted.prediction.time_us),
             fair_time_us: decimals(bar.fair.prediction.time_us),
             overlap: decimals(bar.predicted.prediction.overlap),
+            overlap_reason: bar.predicted.prediction.overlap_reason.map_or("", OverlapReason::name),
             bound_by: bar.predicted.prediction.bound_by.clone().into(),
             split: bar.predicted.split.to_string().replace(',', ";"),
             schedule_hash: &bar.predicted.schedule_hash,

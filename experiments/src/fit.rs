@@ -10,9 +10,11 @@
 //! never at what the machine files hold, so that the result depends on the rows alone. Results are rounded to three
 //! digits; machine files that hold others are a finding.
 //!
-//! `--without` leaves the rows of a fabric or a kernel out and tests on them. A parameter that loses all its rows is
-//! fitted on the other published rows of the kernels that carry it; without those it is taken from a machine of another
-//! fabric, and last from `start`.
+//! `--without` leaves the rows of a fabric or a kernel out and tests on them, see [`left_out`]. A parameter that loses all
+//! its rows is fitted on the other published rows of the kernels that carry it; without those it is taken from a machine
+//! of another fabric, and last from `start`: it is then reported as not identified.
+
+mod left_out;
 
 use crate::checked::Checks;
 use crate::cli::{FitArgs, ProtocolArg};
@@ -24,10 +26,10 @@ use crate::progress;
 use crate::provenance::Output;
 use crate::table::Table;
 use indicatif::ProgressBar;
+use left_out::{LeftOut, LeftOutReport};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tilewire_kernels::{RoleSplit, Schedule};
 use tilewire_sim::machine::Kind;
@@ -64,17 +66,6 @@ struct FigureRow {
     warm: AtomicBool,
 }
 
-/// Rows that are left out of a fit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum LeftOut {
-    /// None.
-    Nothing,
-    /// Rows of the test bed with this fabric, but for those of its host parameters if they are kept.
-    Fabric(String, bool),
-    /// Rows of a kernel.
-    Kernel(String),
-}
-
 /// A fitted value.
 #[derive(Clone, Debug, Serialize)]
 struct Fitted {
@@ -109,7 +100,7 @@ struct TestError {
 struct Report {
     parameters: Vec<Fitted>,
     errors: Vec<TestError>,
-    left_out_parameters: BTreeMap<String, Vec<Fitted>>,
+    left_out: BTreeMap<String, LeftOutReport>,
 }
 
 /// Runs the command; returns what it prints.
@@ -121,8 +112,9 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
     let source = Source::new(args.data.as_deref(), None)?;
     let parameters = source.data.fit_parameters()?;
     let published = figures::published(&source.data)?;
-    let experiments = experiments(args, &published)?;
+    let experiments = left_out::experiments(args, &published)?;
     // Refused before anything is computed.
+    let held = source.data.left_out()?;
     let output = match &args.output {
         Some(directory) => Some(Output::create(&directory.join("fit"), "fit", None, None, &source, &[])?),
         None => None,
@@ -132,13 +124,13 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
     let bar = progress::counter("fit");
     let (full, all) = fit(&parameters, &base, &rows, &LeftOut::Nothing, &bar)?;
     let errors_of_all = errors(&all, &rows, &LeftOut::Nothing)?;
-    let mut report = Report { parameters: full, errors: errors_of_all, left_out_parameters: BTreeMap::new() };
+    let mut report = Report { parameters: full, errors: errors_of_all, left_out: BTreeMap::new() };
     compare(&source, &mut report.parameters)?;
     for left_out in experiments {
         let (mut fitted, machines) = fit(&parameters, &base, &rows, &left_out, &bar)?;
         compare(&source, &mut fitted)?;
         report.errors.extend(errors(&machines, &rows, &left_out)?);
-        report.left_out_parameters.insert(left_out.to_string(), fitted);
+        report.left_out.insert(left_out.to_string(), LeftOutReport::new(&left_out, &rows, fitted));
     }
     bar.finish_and_clear();
     if let Some(output) = &output {
@@ -149,7 +141,7 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
     } else {
         text(&report)
     };
-    let stale: Vec<String> = report
+    let mut stale: Vec<String> = report
         .parameters
         .iter()
         .filter(|fitted| (fitted.value - fitted.in_files).abs() > 1e-9)
@@ -160,54 +152,17 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
             )
         })
         .collect();
+    if args.without.iter().any(|text| text == "all") {
+        stale.extend(left_out::stale(&held, &report.errors));
+    }
     if stale.is_empty() {
         return Ok(text);
     }
     print!("{text}");
     Err(ExperimentError::Finding(format!(
-        "machine files hold other values than the fit: {}; write them with -o DIR",
+        "data hold other values than the fit: {}; write them with -o DIR",
         stale.join("; ")
     )))
-}
-
-impl LeftOut {
-    fn parse(text: &str, keep_host: bool, published: &[Published]) -> Result<Self, ExperimentError> {
-        let mut fabrics: Vec<&str> = published.iter().map(|(figure, _)| fabric(&figure.topology)).collect();
-        let mut kernels: Vec<&str> = published.iter().map(|(figure, _)| figure.kernel.as_str()).collect();
-        for names in [&mut fabrics, &mut kernels] {
-            names.sort_unstable();
-            names.dedup();
-        }
-        let found = match text.split_once('=') {
-            Some(("fabric", name)) if fabrics.contains(&name) => Some(Self::Fabric(name.to_owned(), keep_host)),
-            Some(("kernel", name)) if kernels.contains(&name) => Some(Self::Kernel(name.to_owned())),
-            _ => None,
-        };
-        found.ok_or_else(|| {
-            let allowed = format!("fabric={}, kernel={}, all", fabrics.join("|"), kernels.join("|"));
-            ExperimentError::refused("--without", format!("\"{text}\", allowed: {allowed}"))
-        })
-    }
-
-    /// Whether a row takes no part in the fit.
-    fn leaves_out(&self, row: &FigureRow) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Fabric(name, keep_host) => fabric(&row.topology) == name && !(*keep_host && row.is_host_row()),
-            Self::Kernel(kernel) => row.kernel == *kernel,
-        }
-    }
-}
-
-impl std::fmt::Display for LeftOut {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Nothing => f.write_str("nothing"),
-            Self::Fabric(name, false) => write!(f, "fabric={name}"),
-            Self::Fabric(name, true) => write!(f, "fabric={name} but its host"),
-            Self::Kernel(name) => write!(f, "kernel={name}"),
-        }
-    }
 }
 
 /// The fabric of a test bed: the end of its name.
@@ -216,9 +171,9 @@ fn fabric(topology: &str) -> &str {
 }
 
 impl FigureRow {
-    /// Only costs of the host are fitted on it, no property of GPUs or network.
+    /// Only costs of the host are fitted on it, no property of GPUs or network, and no error is judged on it.
     fn is_host_row(&self) -> bool {
-        !self.parameters.is_empty() && self.parameters.iter().all(|name| name.starts_with("launch."))
+        !self.judged && !self.parameters.is_empty() && self.parameters.iter().all(|name| name.starts_with("launch."))
     }
 
     /// ln(predicted / published) on a machine, under the protocol that the bar had.
@@ -240,27 +195,6 @@ impl FigureRow {
         }
         Ok((self.schedule.useful_flops as f64 / time_ps as f64 / self.published).ln())
     }
-}
-
-/// The experiments that `--without` asks for.
-fn experiments(args: &FitArgs, published: &[Published]) -> Result<Vec<LeftOut>, ExperimentError> {
-    let mut experiments = Vec::new();
-    for text in &args.without {
-        if text != "all" {
-            experiments.push(LeftOut::parse(text, args.keep_host, published)?);
-            continue;
-        }
-        for (figure, _) in published {
-            let fabric = LeftOut::Fabric(fabric(&figure.topology).to_owned(), args.keep_host);
-            for left_out in [fabric, LeftOut::Kernel(figure.kernel.clone())] {
-                if !experiments.contains(&left_out) {
-                    experiments.push(left_out);
-                }
-            }
-        }
-        experiments.sort_by_key(ToString::to_string);
-    }
-    Ok(experiments)
 }
 
 /// All published rows that can be predicted, with their schedules.
@@ -531,6 +465,9 @@ fn write(source: &Source, output: &Output, report: &Report) -> Result<(), Experi
         output.write(&format!("machines/{name}.toml"), text)?;
     }
     output.write("parameters.csv", &figures::csv_of(&report.parameters))?;
+    if !report.left_out.is_empty() {
+        output.write("left_out.csv", &left_out::csv(&report.errors))?;
+    }
     output.write("errors.csv", &figures::csv_of(&report.errors))
 }
 
@@ -553,8 +490,8 @@ fn text(report: &Report) -> String {
         ]);
     }
     text += &table.render(2);
-    for (left_out, fitted) in &report.left_out_parameters {
-        let _ = write!(text, "\nwithout {left_out}:\n{}", parameter_table(fitted).render(2));
+    for (name, left_out) in &report.left_out {
+        text += &left_out.text(name);
     }
     text
 }

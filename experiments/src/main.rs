@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod calibrate;
+mod calibrate_fabric;
 mod check;
 mod checked;
 mod cli;
@@ -31,9 +32,9 @@ mod measure_row;
 mod plan;
 mod plot;
 mod predict;
-mod processes;
 mod progress;
 mod provenance;
+mod ranks;
 mod report;
 mod row;
 mod scale;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Measure(args) if args.device == DeviceArg::Host => measure_host::run(args),
         Command::Measure(args) => measure::run(args),
+        Command::Calibrate(args) if args.fabric => calibrate_fabric::run(args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Report(args) => report::run(args),

@@ -10,9 +10,10 @@ use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Group};
 use crate::measure_row::{self as row, Measured, MeasuredRow, Reading, Setting};
 use crate::plan::{Source, SplitChoice};
-use crate::processes::{join, launched, spawn};
+
 use crate::progress;
 use crate::provenance::{ExperimentText, Output};
+use crate::ranks::{join, launched, spawn, writable};
 use crate::table::Table;
 use rayon::prelude::*;
 use serde_json::json;
@@ -70,18 +71,26 @@ pub struct Options {
 /// # Errors
 /// [`ExperimentError`]; nothing is written when the GPU, the file or a point of it is wrong.
 pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
+    if let Some(given) = args.ranks.given_of_wire() {
+        let problem =
+            "only with --device host: ranks on GPUs reach each other over NVLink, or copies paced to a fabric";
+        return Err(ExperimentError::refused(given, problem));
+    }
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let experiment = Experiment::read(&args.file, &source)?;
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-measured", experiment.name)));
     let options = Options { cache: args.cache.clone(), budget_s: args.budget_s, unchecked: args.unchecked };
     experiment.groups.iter().try_for_each(measurable)?;
     let ranks = gpus(&experiment)?;
-    pacing(&experiment, args.host.spawn)?;
+    pacing(&experiment, args.ranks.spawn)?;
     let session = match launched(ranks) {
         // One rank is a process as it is, whoever started it.
-        _ if ranks == 1 && !args.host.spawn => None,
-        Ok(Some(place)) => Some(join(&args.host, place)?),
-        Ok(None) if args.host.spawn => return spawn(ranks),
+        _ if ranks == 1 && !args.ranks.spawn => None,
+        Ok(Some(place)) => Some(join(&args.ranks, place)?),
+        Ok(None) if args.ranks.spawn => {
+            writable(&root)?;
+            return spawn(&args.ranks, ranks).map(|()| String::new());
+        }
         Ok(None) => None,
         Err(error) => return Err(error),
     };

@@ -2,25 +2,33 @@
 //!
 //! It proves order, values and the wire; its times are those of a CPU and are compared with nothing.
 
-use crate::cli::{Carrier, HostArgs, MeasureArgs};
+use crate::cli::{MeasureArgs, RankArgs};
 use crate::engine;
 use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Group};
 use crate::measure::{hazards, splits};
 use crate::measure_row::today;
-use crate::plan::Source;
-use crate::processes::{join, launched, lost, spawn};
+use crate::plan::{Case, Source};
+use crate::progress;
 use crate::provenance::{ExperimentText, Output, REVISION};
+use crate::ranks::{Part, lost, proxies, take_part, wire, writable};
 use crate::table::Table;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use tilewire_hw::bootstrap::Session;
-use tilewire_hw::host::{HostConfig, HostError, RankReport, Setup, Wire, run_rank, share};
+use tilewire_hw::host::{HostConfig, HostError, RankReport, Setup, run_rank, share};
+use tilewire_hw::transport::proxy::ProxyConfig;
 use tilewire_hw::transport::segment::Layout;
 use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
+use tilewire_sim::Machine;
+use tilewire_sim::machine::Publishing;
 
 /// Floating-point operations of all ranks together that a point may have: some seconds of scalar arithmetic.
 const MAX_FLOPS: u64 = 4_000_000_000;
+
+/// Runs of a point.
+const RUNS: u32 = 3;
 
 /// A group that is ready to run.
 struct Job<'a> {
@@ -44,15 +52,17 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         let problem = format!("another cluster than {cluster}; allowed: one cluster, for the ranks are processes");
         return Err(ExperimentError::refused(other.group.case.to_string(), problem));
     }
-    let Some(place) = launched(cluster.ranks())? else {
-        if args.host.spawn {
-            return spawn(cluster.ranks());
-        }
-        let problem = "no launcher started this process; use mpirun or srun, or add --spawn";
-        return Err(ExperimentError::refused("--device host", problem));
+    let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-host", experiment.name)));
+    let ready = || writable(&root).and_then(|()| resumed(&root, &experiment));
+    let session = match take_part(&args.ranks, cluster, "--device host", || ready().map(|_| ()))? {
+        Part::Parent => return Ok(String::new()),
+        Part::Rank(session) => session,
     };
-    let session = join(&args.host, place)?;
-    rank(args, &experiment, &source, &jobs, &session)
+    let known = match session.place().rank {
+        0 => ready().inspect_err(|error| session.abort(&error.to_string()))?,
+        _ => Vec::new(),
+    };
+    rank(args, &Run { experiment: &experiment, source: &source, jobs: &jobs, root: &root }, known, &session)
 }
 
 fn job<'a>(group: &'a Group, args: &MeasureArgs) -> Result<Job<'a>, ExperimentError> {
@@ -66,99 +76,198 @@ fn job<'a>(group: &'a Group, args: &MeasureArgs) -> Result<Job<'a>, ExperimentEr
             MAX_FLOPS as f64 / 1e9
         ));
     }
-    if !wire(&args.host, 0)?.carries(schedule.fabric) {
+    if !wire(&args.ranks, &group.case.target.machine, 0)?.carries(schedule.fabric) {
         return refuse(format!(
-            "a schedule for {} over {:?}, which does not order what it relies on; choose another cluster or --transport",
-            schedule.fabric, args.host.transport
+            "a schedule for {} over {}, which does not order what it relies on; choose another cluster or --transport",
+            schedule.fabric,
+            args.ranks.transport.name()
         ));
     }
     Ok(Job { group, hazards: hazards(group, &schedule, args.unchecked)?, splits: splits(group)?, schedule })
 }
 
-/// What carries puts of a node's ranks.
-fn wire(args: &HostArgs, node: u16) -> Result<Wire, ExperimentError> {
-    match args.transport {
-        Carrier::Loopback => Ok(Wire::Loopback(None)),
-        Carrier::VerbsRc | Carrier::VerbsSrd => verbs(args, node),
+/// What a run is made of.
+struct Run<'a> {
+    experiment: &'a Experiment,
+    source: &'a Source,
+    jobs: &'a [Job<'a>],
+    root: &'a Path,
+}
+
+/// A row, by [`COLUMNS`].
+type Row = [String; COLUMNS.len()];
+
+/// The rows that a run which was stopped has left.
+fn resumed(root: &Path, experiment: &Experiment) -> Result<Vec<Row>, ExperimentError> {
+    let (file, copy) = (root.join("rows.csv"), root.join("experiment.toml"));
+    if !file.exists() {
+        return Ok(Vec::new());
     }
+    let refuse = |place: &Path, what: &str| {
+        let problem = format!("{what}; choose another directory with -o");
+        Err(ExperimentError::refused(place.display().to_string(), problem))
+    };
+    if std::fs::read_to_string(&copy).is_ok_and(|text| text != experiment.text) {
+        return refuse(&copy, "is of another experiment");
+    }
+    let read = |error: csv::Error| ExperimentError::Read { file: file.clone(), message: error.to_string() };
+    let mut reader = csv::Reader::from_path(&file).map_err(read)?;
+    if reader.headers().map_err(read)?.iter().ne(COLUMNS) {
+        return refuse(&file, "has other columns than this build writes");
+    }
+    let row = |record: Result<csv::StringRecord, csv::Error>| {
+        let record = record.map_err(read)?;
+        Ok(std::array::from_fn(|at| record.get(at).unwrap_or_default().to_owned()))
+    };
+    reader.records().map(row).collect()
 }
 
-#[cfg(feature = "rdma")]
-#[expect(clippy::unnecessary_wraps, reason = "a build without RDMA refuses")]
-fn verbs(args: &HostArgs, node: u16) -> Result<Wire, ExperimentError> {
-    let device = args.nics.get(usize::from(node)).or(args.nics.first()).cloned();
-    let config = tilewire_hw::transport::verbs::VerbsConfig { device, ..Default::default() };
-    Ok(match args.transport {
-        Carrier::VerbsSrd => Wire::VerbsSrd(config),
-        _ => Wire::VerbsRc { config, spoil: 0 },
-    })
+fn column(name: &str) -> usize {
+    COLUMNS.iter().position(|column| *column == name).expect("a column of this file")
 }
 
-#[cfg(not(feature = "rdma"))]
-fn verbs(args: &HostArgs, _node: u16) -> Result<Wire, ExperimentError> {
-    let problem =
-        format!("{:?} is not in this build; allowed: loopback, or a build with --features rdma", args.transport);
-    Err(ExperimentError::refused("--transport", problem))
-}
+/// What rank 0 tells the others before a point.
+const GO: &[u8] = b"go";
+const KNOWN: &[u8] = b"known";
+const STOP: &[u8] = b"stop";
 
-/// What a rank runs: every point.
-fn rank(
-    args: &MeasureArgs,
-    experiment: &Experiment,
-    source: &Source,
-    jobs: &[Job<'_>],
-    session: &Session,
-) -> Result<String, ExperimentError> {
-    let mut rows = Vec::new();
-    for job in jobs {
+/// What a rank runs: every point that has no row yet, while there is time.
+fn rank(args: &MeasureArgs, run: &Run<'_>, mut rows: Vec<Row>, session: &Session) -> Result<String, ExperimentError> {
+    let (first, begin) = (session.place().rank == 0, Instant::now());
+    let points = run.jobs.iter().map(|job| job.splits.len()).sum();
+    let (hash, transport) = (column("schedule_hash"), column("transport"));
+    let mut output = None;
+    let mut longest_s = 0.0_f64;
+    progress::catch_interrupt();
+    let bar = progress::bar(points as u64, "measuring");
+    'all: for job in run.jobs {
         for &split in &job.splits {
             let at = |error| lost(format!("rank {}, {}", session.place().rank, job.group.case), error);
-            let report = point(args, job, split, session).map_err(at)?;
-            let text = serde_json::to_vec(&summary(&report)).unwrap_or_default();
-            let all = session.exchange(&text).map_err(|error| at(error.into()))?;
-            rows.push(row(job, &split, &all, &report.transport));
+            let name = schedule_hash(&job.schedule, &split).to_string();
+            let known =
+                rows.iter().any(|row| row[hash] == name && row[transport].starts_with(args.ranks.transport.name()));
+            let late = args.budget_s.is_some_and(|budget| begin.elapsed().as_secs_f64() + longest_s > budget);
+            let mine = if known {
+                KNOWN
+            } else if late || progress::interrupted() {
+                STOP
+            } else {
+                GO
+            };
+            let all = session.exchange(if first { mine } else { b"" }).map_err(|error| at(error.into()))?;
+            match &all[0][..] {
+                KNOWN => {}
+                GO => {
+                    let from = Instant::now();
+                    let case = &job.group.case;
+                    let report = point(&args.ranks, case, &job.schedule, split, session, RUNS).map_err(at)?;
+                    let text = serde_json::to_vec(&summary(&report)).unwrap_or_default();
+                    let all = session.exchange(&text).map_err(|error| at(error.into()))?;
+                    longest_s = longest_s.max(from.elapsed().as_secs_f64());
+                    if first {
+                        let row = row(job, &split, &all, &report.transport);
+                        write(run, &mut output, &row).inspect_err(|error| session.abort(&error.to_string()))?;
+                        rows.push(row);
+                    }
+                }
+                _ => break 'all,
+            }
+            bar.inc(1);
         }
     }
-    if session.place().rank != 0 {
+    bar.finish_and_clear();
+    if !first {
         return Ok(String::new());
     }
-    let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-host", experiment.name)));
-    let machines: BTreeMap<&str, _> =
-        jobs.iter().map(|job| &job.group.case.target.machine).map(|machine| (machine.name.as_str(), machine)).collect();
-    let text = ExperimentText { name: &experiment.name, text: &experiment.text };
-    let machines: Vec<_> = machines.into_values().collect();
-    let output = Output::create(&root, "measure --device host", Some(experiment.seed), Some(text), source, &machines)?;
-    let mut table = Table::new(SHOWN);
-    let transport = rows.first().map_or_else(String::new, |row| row[6].clone());
-    let mut csv = COLUMNS.join(",") + "\n";
-    for row in rows {
-        csv +=
-            &(row.iter().map(|cell| format!("\"{}\"", cell.replace('"', "\"\""))).collect::<Vec<_>>().join(",") + "\n");
-        let shown = SHOWN.iter().filter_map(|name| COLUMNS.iter().position(|column| column == name));
-        table.row(shown.map(|at| row[at].clone()));
+    let text = text(run, &rows, points);
+    if progress::interrupted() && rows.len() < points {
+        crate::print(&text)?;
+        return Err(ExperimentError::Interrupted { done: rows.len(), points });
     }
-    output.write("rows.csv", &csv)?;
-    Ok(format!(
-        "{}\nall values right over {transport}; times are this CPU's, no GPU was used; rows in {}\n",
-        table.render(0),
-        output.path("rows.csv").display()
-    ))
+    Ok(text)
 }
 
-fn point(args: &MeasureArgs, job: &Job<'_>, split: RoleSplit, session: &Session) -> Result<RankReport, HostError> {
-    let Job { group, schedule, .. } = job;
-    let (case, cluster, me) = (&group.case, schedule.cluster, session.place().rank as usize);
+/// Appends a row; the first one of a run makes the directory.
+fn write(run: &Run<'_>, output: &mut Option<csv::Writer<std::fs::File>>, row: &Row) -> Result<(), ExperimentError> {
+    let file = run.root.join("rows.csv");
+    let failed = |error: csv::Error| ExperimentError::write(&file, error);
+    let open = |error: std::io::Error| ExperimentError::write(&file, error);
+    if output.is_none() {
+        let fresh = !file.exists();
+        let machines: BTreeMap<&str, &Machine> = run
+            .jobs
+            .iter()
+            .map(|job| &job.group.case.target.machine)
+            .map(|machine| (machine.name.as_str(), machine))
+            .collect();
+        let text = ExperimentText { name: &run.experiment.name, text: &run.experiment.text };
+        let machines: Vec<_> = machines.into_values().collect();
+        let (command, seed) = ("measure --device host", Some(run.experiment.seed));
+        Output::create(run.root, command, seed, Some(text), run.source, &machines)?;
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&file).map_err(open)?;
+        let mut writer = csv::WriterBuilder::new().quote_style(csv::QuoteStyle::Always).from_writer(file);
+        if fresh {
+            writer.write_record(COLUMNS).map_err(failed)?;
+        }
+        *output = Some(writer);
+    }
+    let Some(writer) = output else { return Ok(()) };
+    writer.write_record(row).map_err(failed)?;
+    writer.flush().map_err(open)
+}
+
+fn text(run: &Run<'_>, rows: &[Row], points: usize) -> String {
+    let mut table = Table::new(SHOWN);
+    for row in rows {
+        table.row(SHOWN.map(|name| row[column(name)].clone()));
+    }
+    let transport = rows.first().map_or("", |row| &row[column("transport")]);
+    format!(
+        "{}\nall values right over {transport}; times are this CPU's, no GPU was used\n{} of {points} points; run again to go on where it stopped\nwrote {}\n",
+        table.render(0),
+        rows.len(),
+        run.root.join("rows.csv").display()
+    )
+}
+
+/// How a rank of the host device runs a case of this machine.
+fn host_config(machine: &Machine, split: RoleSplit, seed: u64, runs: u32) -> HostConfig {
+    let default = ProxyConfig::default();
+    let batch = machine.transport.batch.map_or(default.batch, |batch| batch as usize);
+    let proxy = ProxyConfig { batch, ..default };
+    let patience = std::time::Duration::from_secs(60);
+    HostConfig { split, sms: machine.gpu.sms.value as u32, seed, runs, proxy, patience, ..HostConfig::default() }
+}
+
+/// Where the segments of ranks of a node lie: in memory, if the system has such a directory.
+pub fn memory_directory() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    if memory.is_dir() { memory } else { std::env::temp_dir() }
+}
+
+/// Runs a case on the host device: this rank's part, which all ranks call together.
+///
+/// # Errors
+/// [`HostError`].
+pub fn point(
+    args: &RankArgs,
+    case: &Case,
+    schedule: &Schedule,
+    split: RoleSplit,
+    session: &Session,
+    runs: u32,
+) -> Result<RankReport, HostError> {
+    let (cluster, me) = (schedule.cluster, session.place().rank as usize);
+    let machine = &case.target.machine;
     let layout = Layout::new(schedule)
         .ok_or_else(|| HostError::Unsupported { what: "schedules with more than 2^31 flags per bank".to_owned() })?;
     let node = cluster.rank(me).node;
-    let wire = wire(&args.host, node).map_err(|error| HostError::Unsupported { what: error.to_string() })?;
-    let memory = PathBuf::from("/dev/shm");
-    let directory = if memory.is_dir() { memory } else { std::env::temp_dir() };
+    let wire = wire(args, machine, node).map_err(|error| HostError::Unsupported { what: error.to_string() })?;
     let near = |rank: usize| wire.maps_all() || cluster.rank(rank).node == node;
-    let segments = share(session, &layout, &directory, near)?;
-    let wires = wire.connect(session, cluster, &segments, args.host.proxies as u16)?;
-    let sms = case.target.machine.gpu.sms.value as u32;
-    let config = HostConfig { split, sms, seed: case.seed, runs: 3, ..HostConfig::default() };
+    let segments = share(session, &layout, &memory_directory(), near)?;
+    let mut wires = wire.connect(session, cluster, &segments, proxies(args, machine))?;
+    wires.told.by_immediates = machine.transport.publish == Some(Publishing::Immediate);
+    let config = host_config(machine, split, case.seed, runs);
     let spec = case.spec();
     run_rank(&Setup { schedule, kernel: case.kernel, spec: &spec, config }, session, segments, wires)
 }
@@ -191,7 +300,7 @@ const COLUMNS: [&str; 15] = [
 const SHOWN: [&str; 7] = ["kernel", "cluster", "split", "time_us", "elements", "outputs_worst", "writes"];
 
 /// A row: median over runs of the slowest rank, sums over ranks.
-fn row(job: &Job<'_>, split: &RoleSplit, all: &[Vec<u8>], transport: &str) -> [String; 15] {
+fn row(job: &Job<'_>, split: &RoleSplit, all: &[Vec<u8>], transport: &str) -> Row {
     let ranks: Vec<(Vec<f64>, [u64; 3], f64)> =
         all.iter().filter_map(|text| serde_json::from_slice(text).ok()).collect();
     let runs = ranks.iter().map(|(times, ..)| times.len()).min().unwrap_or(0);

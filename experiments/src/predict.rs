@@ -70,6 +70,10 @@ pub fn text(case: &Case, answer: &Answer) -> String {
         let _ = writeln!(out, "  {name:16} {value:>16}  {meaning}");
     }
 
+    if let Some(reason) = prediction.overlap_reason {
+        let _ = writeln!(out, "\n{reason}");
+    }
+
     let mut roles = Table::new(["role", "ctas", "tasks", "busy_us", "wait_us", "idle_us", "utilisation"]);
     for role in &prediction.roles {
         let us = |value: f64| format!("{value:.1}");

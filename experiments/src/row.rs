@@ -4,7 +4,7 @@ use crate::engine::Answer;
 use crate::plan::Case;
 use crate::shape;
 use tilewire_kernels::{RoleKind, RoleSplit};
-use tilewire_sim::Prediction;
+use tilewire_sim::{OverlapReason, Prediction};
 
 /// What became of a point.
 #[derive(Clone, Debug)]
@@ -37,6 +37,7 @@ pub fn columns() -> Vec<String> {
             "comm_only_us",
             "overlap",
             "exposed_comm_us",
+            "overlap_reason",
             "bound_by",
             "bound_us",
             "wire_gbs",
@@ -55,7 +56,7 @@ pub fn columns() -> Vec<String> {
 /// Whether a column holds numbers in every row.
 pub fn is_number(column: &str) -> bool {
     let words = ["kernel", "form", "cluster", "machine", "fabric", "option_set", "options", "protocol", "mode"];
-    let more = ["execution", "clock", "noise", "status", "bound_by", "schedule_hash"];
+    let more = ["execution", "clock", "noise", "status", "overlap_reason", "bound_by", "schedule_hash"];
     !words.contains(&column) && !more.contains(&column)
 }
 
@@ -116,6 +117,7 @@ fn measured(prediction: &Prediction) -> Vec<String> {
         decimals(prediction.comm_only_us),
         decimals(prediction.overlap),
         decimals(prediction.exposed_comm_us),
+        prediction.overlap_reason.map_or("", OverlapReason::name).to_owned(),
         bound,
         decimals(prediction.bound_us),
         decimals(prediction.wire_gbs),

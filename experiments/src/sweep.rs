@@ -19,7 +19,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tilewire_kernels::RoleSplit;
-use tilewire_sim::SimError;
+use tilewire_sim::{OverlapReason, SimError};
 
 /// Rows of the table of best splits at most.
 const SHOWN: usize = 24;
@@ -288,10 +288,27 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
         let _ = writeln!(text, "\n{} points of the grid left out: more CTAs than SMs", experiment.too_large);
     }
     let _ = writeln!(text, "\n{} of {} points", summary.rows.len(), summary.points);
+    text += &overlap_reasons(&summary.rows);
     for file in &summary.files {
         let _ = writeln!(text, "wrote {}", file.display());
     }
     text
+}
+
+/// Why `overlap` lies outside 0 to 1, and in how many rows.
+fn overlap_reasons(rows: &[Row]) -> String {
+    let mut counts: BTreeMap<OverlapReason, usize> = BTreeMap::new();
+    for row in rows {
+        if let Outcome::Done(answer) = &row.outcome
+            && let Some(reason) = answer.prediction.overlap_reason
+        {
+            *counts.entry(reason).or_default() += 1;
+        }
+    }
+    counts.into_iter().fold(String::new(), |mut text, (reason, count)| {
+        let _ = writeln!(text, "{count} rows with overlap_reason = {}: {reason}", reason.name());
+        text
+    })
 }
 
 fn json_text(experiment: &Experiment, summary: &Summary) -> String {

@@ -68,6 +68,8 @@ fn predict_prints_one_json_object() {
     ] {
         assert!(!answer[field].is_null(), "{field}");
     }
+    let overlap = answer["overlap"].as_f64().expect("a number");
+    assert_eq!(answer["overlap_reason"].is_null(), (0.0..=1.0).contains(&overlap), "{overlap}");
     assert_eq!(answer["protocol"], "published");
     assert_eq!(answer["mode"], "cluster");
     assert_eq!(answer["split"]["compute"], 114);
@@ -118,7 +120,7 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
         ("trace --kernel gemm_rs --cluster 2x8-h200-efa --from-us inf", "allowed: a number from 0"),
         ("sweep no_such_file.toml", "no_such_file.toml: No such file"),
         ("fit --without fabric=ib", "--without: \"fabric=ib\", allowed: fabric=cx7|efa, kernel=ag_gemm|"),
-        ("fit --keep-host", "--without"),
+        ("fit --keep-host", "unexpected argument '--keep-host'"),
     ] {
         let stderr = refused(arguments);
         assert!(stderr.contains(expected), "{arguments}\n{stderr}");

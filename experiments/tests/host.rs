@@ -62,6 +62,75 @@ fn four_processes_compute_right_values_and_rank_0_writes_the_rows() {
 }
 
 #[test]
+fn a_run_that_was_stopped_goes_on_and_another_experiment_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let rows = || std::fs::read_to_string(directory.path().join("out/rows.csv")).unwrap_or_default();
+    // No time at all: no point is begun.
+    let output = measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "out", "--budget-s", "0"], &[]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("0 of 2 points; run again to go on"), "{text}");
+    let first = EXPERIMENT.replace(r#", "compute=1,send=2,reduce=2"]"#, "]");
+    assert!(measure(directory.path(), &first, &["--spawn", "-o", "out"], &[]).status.success());
+    let before = rows();
+    assert_eq!(before.lines().count(), 2, "{before}");
+    assert!(measure(directory.path(), &first, &["--spawn", "-o", "out"], &[]).status.success());
+    assert_eq!(rows(), before, "a point with a row is not measured again");
+    let output = measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "out"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("is of another experiment; choose another directory with -o"), "{text}");
+}
+
+#[test]
+fn arguments_of_ranks_are_refused_before_any_rank_starts() {
+    for (arguments, words) in [
+        (&["--spawn", "--address", "nowhere"][..], "allowed: HOST:PORT"),
+        (&["--spawn", "--address", "203.0.113.1:7311"], "rank 0 cannot listen there"),
+        (&["--spawn", "--nics", "mlx5_0"], "--transport loopback uses no NIC"),
+        (&["--spawn", "--budget-s", "soon"], "allowed: a number"),
+        (
+            &["--spawn", "--transport", "verbs"],
+            "allowed: loopback; verbs-rc and verbs-srd in builds with --features rdma",
+        ),
+        (&["--spawn", "-o", "x.toml"], "x.toml"),
+        (&["--spawn", "-o", "x.toml/out"], "choose another directory with -o"),
+    ] {
+        let (code, text) = refused(EXPERIMENT, arguments, &[]);
+        assert_eq!(code, Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(words) && text.lines().count() <= 3, "{arguments:?}: {text}");
+    }
+    for argument in [["--transport", "verbs-rc"], ["--nics", "mlx5_0"], ["--proxies", "2"]] {
+        let (code, text) = refused(EXPERIMENT, &["--device", "gpu", argument[0], argument[1]], &[]);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(&format!("{}: only with --device host", argument[0])), "{text}");
+    }
+}
+
+#[test]
+fn a_wire_is_calibrated_and_a_run_predicted_from_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewire"));
+    let output = command.args(["calibrate", "--fabric", "--spawn", "-o", "out"]).current_dir(directory.path()).output();
+    let output = output.expect("the binary runs");
+    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{errors}");
+    assert!(out.contains("over loopback") && out.contains("software, no claim about hardware"), "{out}");
+    let text = std::fs::read_to_string(directory.path().join("out/h200-cx7-wire.toml")).expect("a machine file");
+    let rail = text.lines().find(|line| line.starts_with("rail_gbs")).expect("a bandwidth");
+    assert!(rail.contains(r#"kind = "measured""#) && rail.contains("no claim about hardware"), "{rail}");
+    assert!(text.contains("\n[transport]\nqueue_pairs = "), "{text}");
+    let predicted = std::fs::read_to_string(directory.path().join("out/predicted.csv")).expect("predictions");
+    assert_eq!(predicted.lines().count(), 3, "{predicted}");
+    // The machine file is one that every command reads.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewire"));
+    command.args(["predict", "--kernel", "gemm_rs", "--cluster", "2x1-h200-cx7-wire", "--m", "512", "--n", "1024"]);
+    let output =
+        command.args(["--k", "128", "--machine", "out/h200-cx7-wire.toml"]).current_dir(directory.path()).output();
+    let output = output.expect("the binary runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn what_cannot_run_is_refused() {
     let (code, text) = refused(EXPERIMENT, &[], &[]);
     assert_eq!(code, Some(2), "{text}");
@@ -106,6 +175,7 @@ fn emulated_nodes_that_cannot_be_are_refused() {
 fn rdma_is_missing_by_name() {
     let (code, text) = refused(EXPERIMENT, &["--spawn", "--transport", "verbs-rc", "--nics", "no_such_nic"], &[]);
     if cfg!(feature = "rdma") {
+        assert_eq!(code, Some(4), "{text}");
         assert!(text.contains("no RDMA"), "{text}");
     } else {
         assert_eq!(code, Some(2), "{text}");

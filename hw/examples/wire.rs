@@ -257,7 +257,7 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
                 time.as_secs_f64()
             ));
         }
-        let mut times = pair.latency_us(keys.number("rounds", 1000).map_err(failed)?)?;
+        let mut times = pair.latency_us(keys.number("rounds", 1000).map_err(failed)?, 0)?;
         times.sort_by(f64::total_cmp);
         let median = times[times.len() / 2];
         session.barrier()?;

@@ -134,6 +134,11 @@ impl SharedMemory {
         Ok(Self { host, address, bytes })
     }
 
+    /// Address in this process.
+    pub fn host_address(&self) -> u64 {
+        self.host as u64
+    }
+
     /// Reads item `index` of an array of `T`.
     pub fn get<T: Copy>(&self, index: usize) -> T {
         assert!((index + 1) * size_of::<T>() <= self.bytes, "index {index} is inside");

@@ -60,6 +60,8 @@ pub enum Driver {
 pub struct Gpu {
     /// Name.
     pub name: String,
+    /// PCIe address, as `0000:17:00.0`.
+    pub bus_id: String,
     /// Compute capability, major and minor.
     pub capability: [u32; 2],
     /// Streaming multiprocessors.
@@ -160,15 +162,20 @@ fn device(ordinal: c_int) -> Result<cuda::CUdevice, Driver> {
 fn gpu(device: cuda::CUdevice) -> Result<Gpu, Driver> {
     use cuda::CUdevice_attribute as Attribute;
     let mut name: [c_char; 256] = [0; 256];
+    let mut bus_id: [c_char; 32] = [0; 32];
     let mut memory_bytes = 0_usize;
+    call!(cuDeviceGetPCIBusId(bus_id.as_mut_ptr(), 31, device));
     call!(cuDeviceGetName(name.as_mut_ptr(), 255, device));
     call!(cuDeviceTotalMem_v2(&raw mut memory_bytes, device));
     // SAFETY: the driver ends the name with a zero, and the last byte of the array is one in any case.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    // SAFETY: as above.
+    let bus_id = unsafe { CStr::from_ptr(bus_id.as_ptr()) }.to_string_lossy().into_owned();
     let number = |attribute| attribute_of(device, attribute).map(|value| value as u32);
     let flag = |attribute| attribute_of(device, attribute).map(|value| value != 0);
     Ok(Gpu {
         name,
+        bus_id,
         capability: [
             number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,

@@ -4,11 +4,12 @@
 //! CTA ── FIFO in host memory ──▶ proxy thread ──▶ stream of the queue: copy, then the arrival word
 //! ```
 //!
-//! A FIFO slot holds the run and the task, so it needs no clearing and is as long as a run has puts: it is never full.
-//! The arrival word is written by the stream after its copy, as an immediate arrives with its data.
+//! The FIFO is a [`Ring`], the one that [`crate::transport::ring::Puts`] serves over any transport; here the transport is
+//! the copy engine, whose completions are a stream's. The arrival word is written by the stream after its copy, as an immediate arrives with its data.
 
 use crate::device::{Device, HwError, Module, check};
 use crate::memory::{DeviceMemory, SharedMemory};
+use crate::transport::ring::Ring;
 use cudarc::driver::sys;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
@@ -241,20 +242,17 @@ impl Proxy {
         let mut links = vec![Instant::now(); postings.iter().map(|put| put.link as usize + 1).max().unwrap_or(0)];
         let mut flying: Vec<VecDeque<Flying>> = self.queues.iter().map(|_| VecDeque::new()).collect();
         let mut sent: HashMap<u64, u32> = HashMap::new();
-        let mut slot = slots.start;
-        while slot < slots.end || flying.iter().any(|queue| !queue.is_empty()) {
+        let mut ring = Ring::new(fifo, slots, run);
+        while !ring.is_over() || flying.iter().any(|queue| !queue.is_empty()) {
             // Before the look at the FIFO: what a launch asked for before it ended is there.
             let stopped = stop.load(Ordering::Acquire);
-            let command: u64 = if slot < slots.end { fifo.get(slot) } else { 0 };
-            if command >> 32 == u64::from(run) {
-                std::sync::atomic::fence(Ordering::Acquire);
-                let put = postings[(command & u64::from(u32::MAX)) as usize - 1];
-                slot += 1;
+            if let Some(task) = ring.next_task() {
+                let put = postings[task];
                 let number = usize::from(put.queue) % self.queues.len();
                 if let Some(lands) = self.post(&put, number, &mut links[put.link as usize])? {
                     flying[number].push_back(lands);
                 }
-            } else if stopped && slot < slots.end {
+            } else if stopped && !ring.is_over() {
                 return Ok(());
             }
             for (number, queue) in flying.iter_mut().enumerate() {

@@ -125,7 +125,7 @@ impl Kernel for GemmRs {
         OPTIONS
     }
 
-    fn default_option(&self, set: OptionSet, name: &str, problem: &Problem, _cluster: Cluster) -> Value {
+    fn default_option(&self, set: OptionSet, name: &str, problem: &Problem, cluster: Cluster) -> Value {
         let published = set == OptionSet::Published;
         let pick = |p, t| if published { Value::Word(p) } else { Value::Word(t) };
         match name {
@@ -133,7 +133,8 @@ impl Kernel for GemmRs {
             "tile_n" => Value::Int(256),
             "tile_k" => Value::Int(64),
             "stages" => Value::Int(4),
-            "drain" => pick("smem_read", "overlap"),
+            // The published storer raises a flag with a release before it frees its staging: that waits for the adds.
+            "drain" => pick("visible", "overlap"),
             "main_loop" => pick("wait_each_step", "pipelined"),
             "chunk_tiles" => Value::Int(chunk_tiles(problem.size())),
             "super_m" => Value::Int(if published { 1 } else { 8 }),
@@ -145,6 +146,8 @@ impl Kernel for GemmRs {
             "reduce_order" => pick("in_order", "any"),
             "recycle" => Value::Bool(true),
             "queues" => Value::Int(4),
+            // 384 threads with a 16-byte vector of every operand each, one vector after the other.
+            "reduce_in_flight_bytes" if published => Value::Int((6144 * u64::from(cluster.nodes)).min(262_144)),
             "reduce_in_flight_bytes" => Value::Int(32_768),
             _ => unreachable!("{NAME} lists no option {name}"),
         }

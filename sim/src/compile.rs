@@ -315,6 +315,11 @@ impl Program {
         }
     }
 
+    /// All signals of a task.
+    pub fn signals_of(&self, task: &TaskC) -> &[SignalC] {
+        &self.signals[task.signal0 as usize..task.signal0 as usize + usize::from(task.signals)]
+    }
+
     /// All waits of a task.
     pub fn waits_of(&self, task: &TaskC) -> &[WaitC] {
         let count: usize = task.waits.iter().map(|&n| usize::from(n)).sum();
@@ -400,10 +405,10 @@ pub struct Times {
     pub raise: u64,
     /// From the last store of a tile's output until it is visible.
     pub store_visible: u64,
+    /// What a flag that a step waits for costs a tile, spread over its steps.
+    pub spread_flag: u64,
     /// Steps that a tile's main loop can do while the output of the tile before waits for its flags.
     pub ahead_steps: u64,
-    /// What a flag that a step waits for costs a tile.
-    pub step_flag: u64,
     /// NIC-written flag.
     pub flag_nic: u64,
     /// Host flag until the waiter sees it.
@@ -494,15 +499,58 @@ struct Where {
 /// Everything that a cost depends on, by op.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum CostKey {
-    Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
-    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
-    Merge { bytes: u64 },
-    Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
-    Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
-    Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
+    Gemm {
+        tile: [u16; 3],
+        steps: u32,
+        step_flags: u32,
+        misses: [u64; 2],
+        main_loop: MainLoop,
+        drain: Drain,
+        outs: SmallVec<[Where; 2]>,
+    },
+    Attention {
+        tile: [u16; 2],
+        steps: u32,
+        head_dim: u32,
+        bytes: u64,
+        written: u64,
+        main_loop: MainLoop,
+    },
+    Merge {
+        bytes: u64,
+    },
+    Copy {
+        src: Where,
+        dsts: SmallVec<[Where; 2]>,
+        engine: Engine,
+        in_flight: u32,
+        overlap: bool,
+        lanes: u32,
+    },
+    Gather {
+        local: u32,
+        remote: u32,
+        row_bytes: u32,
+        zero: u32,
+        in_flight: u16,
+        overlap: bool,
+    },
+    Reduce {
+        inputs: SmallVec<[Where; 4]>,
+        outputs: SmallVec<[Where; 2]>,
+        in_flight: u32,
+        lanes: u32,
+    },
     Put,
-    Collective { kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32 },
-    Fill { dst: Where },
+    Collective {
+        kind: CollectiveKind,
+        bytes: u64,
+        in_place: bool,
+        ctas: u32,
+    },
+    Fill {
+        dst: Where,
+    },
     Sync,
 }
 
@@ -756,7 +804,7 @@ impl Compiler<'_> {
                 }
                 simple(Work::Put, forms)
             }
-            CostKey::Gemm { tile, steps, misses, main_loop, drain, outs } => {
+            CostKey::Gemm { tile, steps, step_flags, misses, main_loop, drain, outs } => {
                 let gemm = &machine.gemm[loop_name(*main_loop)];
                 let [bm, bn, bk] = tile.map(u64::from);
                 let step = (2.0 * (bm * bn * bk) as f64 / gemm.sm_tflops.value).round() as u64;
@@ -772,8 +820,10 @@ impl Compiler<'_> {
                     Drain::SmemRead => gemm.smem_read_ns.value,
                     Drain::Visible => gemm.visible_ns.value,
                 });
+                let fenced = *drain == Drain::Visible && outs.iter().any(|out| self.is_remote(out.at));
+                let fence = if fenced { ps_from_ns(machine.nvlink.fence_ns.value) } else { 0 };
                 let fill = ps_from_ns(gemm.fill_ns.value);
-                let whole = self.tile_out(outs, (hold, 0), false, |_, _| true);
+                let whole = self.tile_out(outs, (hold + fence, 0), false, |_, _| true);
                 let local = self.tile_out(outs, (hold, 0), true, |_, _| true);
                 let remote = self.tile_out(outs, (0, 0), false, Self::is_remote);
                 let tile = Cost { main, step, fixed, fill, ..Cost::NOTHING };
@@ -788,6 +838,8 @@ impl Compiler<'_> {
                             form.deferred = self.tile_out(outs, (0, deferred_ps), local, |_, _| true);
                         }
                     }
+                    // Alone, the compute role waits for no flags that others raise.
+                    forms[0].fixed += u64::from(*step_flags) * ps_from_ns(interpreter.step_flag_ns.value);
                     // The interpreter runs a tile without its arithmetic as it runs any task.
                     forms[2] = Cost { out: remote, crowd: 0, ..self.one_flow(&Loads::new(), self.task_ps())[2] };
                 }
@@ -822,16 +874,17 @@ impl Compiler<'_> {
             CostKey::Copy { src, dsts, engine, in_flight, overlap, lanes } => {
                 let mut loads = Loads::new();
                 self.load_read(&mut loads, src.at, src.bytes);
+                let lane = |cta_gbs: f64| cta_gbs / f64::from(*lanes);
+                let interpreter = machine.interpreter.as_ref();
                 let cta = match engine {
-                    Engine::Bulk => sm.copy_cta_gbs.value,
-                    Engine::LdSt => sm.ldst_cta_gbs.value,
-                } / f64::from(*lanes);
+                    Engine::Bulk => lane(sm.copy_cta_gbs.value).min(interpreter.map_or(f64::MAX, |i| i.lane_gbs.value)),
+                    Engine::LdSt => lane(sm.ldst_cta_gbs.value),
+                };
                 let load_ns = self.latency_ns(src.at);
                 let mut work = 0.0;
                 for dst in dsts {
                     self.load_write(&mut loads, dst.at, dst.bytes, false);
-                    let cta =
-                        if dst.at == At::AllLocal { sm.nvls_store_cta_gbs.value / f64::from(*lanes) } else { cta };
+                    let cta = if dst.at == At::AllLocal { lane(sm.nvls_store_cta_gbs.value) } else { cta };
                     let store_ns = self.latency_ns(dst.at);
                     let bytes = dst.bytes as f64;
                     let flight = f64::from(*in_flight).min(bytes.max(1.0));
@@ -842,7 +895,7 @@ impl Compiler<'_> {
                         bytes / cta + (bytes / flight).ceil() * (load_ns + store_ns)
                     };
                 }
-                let ends_ns = machine.interpreter.as_ref().map_or(0.0, |i| match engine {
+                let ends_ns = interpreter.map_or(0.0, |i| match engine {
                     Engine::Bulk => i.copy_ns.value + src.bytes as f64 / i.copy_load_gbs.value,
                     Engine::LdSt => 0.0,
                 });
@@ -1388,7 +1441,15 @@ fn cost_key(
             let misses = [panels.fetch(a.buffer.0, a.offset, a.bytes()), panels.fetch(b.buffer.0, b.offset, b.bytes())];
             panels.next_tile();
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
-            CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
+            CostKey::Gemm {
+                tile: *tile,
+                steps: task.op.steps(),
+                step_flags: task.waits.iter().filter(|wait| wait.gate == Gate::KStep).map(|wait| wait.count).sum(),
+                misses,
+                main_loop: *main_loop,
+                drain: *drain,
+                outs,
+            }
         }
         Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
             let misses = panels.fetch(k.buffer.0, k.offset, k.bytes()) + panels.fetch(v.buffer.0, v.offset, v.bytes());
@@ -1539,9 +1600,8 @@ impl Times {
             flag_remote: ps_from_ns(flags.nvlink_ns.value),
             raise: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.raise_ns.value)),
             store_visible: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.store_visible_ns.value)),
-            // Staging takes half of an output.
-            ahead_steps: machine.interpreter.as_ref().map_or(0, |i| i.store_steps.value as u64 / 2),
-            step_flag: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.step_flag_ns.value)),
+            spread_flag: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.spread_flag_ns.value)),
+            ahead_steps: machine.interpreter.as_ref().map_or(0, |i| i.ahead_steps.value as u64),
             flag_nic: ps_from_ns(flags.nic_ns.value),
             flag_host: ps_from_ns(flags.host_ns.value + flags.republish_ns.value),
             push: ps_from_ns(proxy.push_ns.value),

@@ -13,12 +13,14 @@ pub mod compile;
 pub mod engine;
 pub mod machine;
 pub mod noise;
+pub mod overlap;
 pub mod predict;
 pub mod share;
 pub mod tree;
 pub mod tune;
 
 pub use machine::Machine;
+pub use overlap::OverlapReason;
 pub use predict::{Clock, Config, Execution, Prediction, Protocol, Simulation, predict};
 
 use tilewire_kernels::{Blocked, RoleKind, RoleSplit};

@@ -5,6 +5,9 @@
 //! Unknown and missing keys are errors that name line and column.
 
 mod legal;
+mod transport;
+
+pub use transport::{Publishing, Transport};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -134,14 +137,20 @@ section! {
         copy_ns,
         /// Rate at which a CTA's copy engine loads a bulk copy's source; its stores come beside, at `sm.copy_cta_gbs`.
         copy_load_gbs,
-        /// What a flag that a tile's steps wait for costs the loader, met or not.
-        step_flag_ns,
         /// What a FLOP of attention takes of the power limit, beside a FLOP of a GEMM.
         attention_power,
         /// From the end of a task's writes until its flags are raised: a fence, by a warp of its own. The CTA goes on.
         raise_ns,
         /// Of a gather, to look up a row and start its copy: one thread does it, row after row.
         gather_row_ns,
+        /// Bulk copy of one lane of a CTA: it lets no more than two of its stores be under way.
+        lane_gbs,
+        /// What a flag that gates a k step adds to a tile's main loop, met or not: the loader looks before it fetches.
+        step_flag_ns,
+        /// The same where it is spread over the steps that the flags gate, of attention too; a machine uses one of the two.
+        spread_flag_ns,
+        /// Steps that a tile's main loop can do while the output of the tile before waits for its flags.
+        ahead_steps,
         /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
         store_steps,
         /// From the last store of a tile's output until it is visible; the CTA goes on.
@@ -194,6 +203,9 @@ section! {
         ingress_gbs,
         /// Link bytes that one byte of a remote atomic add occupies.
         add_link_bytes_per_byte,
+        /// What `drain = visible` waits beyond the write itself when the output leaves over NVLink, beside the writes of
+        /// the other SMs.
+        fence_ns,
         /// GPUs that one NVLink domain can hold.
         domain_gpus,
     }
@@ -388,6 +400,9 @@ pub struct Machine {
     pub proxy: Proxy,
     /// NICs.
     pub nic: Nic,
+    /// How ranks use their NICs.
+    #[serde(default)]
+    pub transport: Transport,
     /// Network.
     pub network: Network,
     /// Fixed costs.

@@ -4,6 +4,7 @@ use crate::SimError;
 use crate::compile::{Compiled, Form, NONE, ResourceKind, RoleC};
 use crate::engine::{self, Run};
 use crate::machine::Machine;
+use crate::overlap::OverlapReason;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -152,8 +153,9 @@ pub struct Prediction {
     pub comm_only_us: f64,
     /// `(compute_only + comm_only - time) / min(compute_only, comm_only)`.
     pub overlap: f64,
-    /// `time - compute_only`. Slightly below zero where all communication is hidden: in the compute-only run all CTAs start
-    /// together and meet each other's stores and the power limit in step; flags spread them out in the whole run.
+    /// Why `overlap` lies outside 0 to 1, where it does.
+    pub overlap_reason: Option<OverlapReason>,
+    /// `time - compute_only`; below zero only with [`OverlapReason::ComputeAloneSlower`].
     pub exposed_comm_us: f64,
     /// The resource with the largest lower bound.
     pub bound_by: BoundBy,
@@ -289,6 +291,7 @@ impl Simulation {
             compute_only_us: us(compute),
             comm_only_us: us(comm),
             overlap,
+            overlap_reason: OverlapReason::of(&self.compiled, whole, [time, compute, comm]),
             exposed_comm_us: us(time) - us(compute),
             bound_by: if bound_us < 0.6 * us(time) { BoundBy::Latency } else { bound_by },
             bound_us,

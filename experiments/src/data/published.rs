@@ -1,6 +1,7 @@
 //! What published rows say, and which of them are judged.
 
 use super::FUSED;
+use serde::Serialize;
 use tilewire_kernels::RoleSplit;
 use tilewire_sim::Protocol;
 
@@ -240,6 +241,27 @@ impl FitRow {
         (self.kernel.as_str(), self.topology.as_str(), self.system.as_str(), self.size)
             == (kernel, topology, system.name(), size)
     }
+}
+
+/// Error on rows of a kernel, test bed and system that a fit left out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LeftOutError {
+    /// What was left out, as `tilewire fit --without` names it.
+    pub left_out: String,
+    /// Fused kernel.
+    pub kernel: String,
+    /// Test bed.
+    pub topology: String,
+    /// System of the bars.
+    pub system: String,
+    /// Judged rows.
+    pub rows: u64,
+    /// exp(mean of |ln(predicted / published)|) - 1, to four digits after the point.
+    pub error: f64,
+    /// Size of the worst row.
+    pub worst_size: u64,
+    /// Its error.
+    pub worst_error: f64,
 }
 
 /// A machine parameter that is fitted.

@@ -3,7 +3,8 @@
 use super::published::Standing;
 use super::table::Cell;
 use super::{
-    DataError, EffectiveSplit, FUSED, Figure, FitParameter, FitRow, Metric, OTHERS, PublishedProtocol, System, Table,
+    DataError, EffectiveSplit, FUSED, Figure, FitParameter, FitRow, LeftOutError, Metric, OTHERS, PublishedProtocol,
+    System, Table,
 };
 use tilewire_kernels::RoleSplit;
 
@@ -139,6 +140,28 @@ pub(super) fn fit_rows(table: &Table) -> Result<Vec<FitRow>, DataError> {
         });
     }
     Ok(rows)
+}
+
+pub(super) fn left_out(table: &Table) -> Result<Vec<LeftOutError>, DataError> {
+    let [left_out, kernel, topology, system, rows, error, worst_size, worst_error] =
+        table.find(["left_out", "kernel", "topology", "system", "rows", "error", "worst_size", "worst_error"])?;
+    let mut errors = Vec::with_capacity(table.rows.len());
+    for row in &table.rows {
+        let cell = |column| table.cell(row, column);
+        let whole = |column| cell(column).required("a whole number of 1 or more", |&n: &u64| n > 0);
+        let number = |column| cell(column).required("a number of 0 or more", |n: &f64| n.is_finite() && *n >= 0.0);
+        errors.push(LeftOutError {
+            left_out: cell(left_out).filled()?.to_owned(),
+            kernel: cell(kernel).fused_kernel()?.to_owned(),
+            topology: cell(topology).filled()?.to_owned(),
+            system: cell(system).filled()?.to_owned(),
+            rows: whole(rows)?,
+            error: number(error)?,
+            worst_size: whole(worst_size)?,
+            worst_error: number(worst_error)?,
+        });
+    }
+    Ok(errors)
 }
 
 pub(super) fn fit_parameters(table: &Table) -> Result<Vec<FitParameter>, DataError> {

@@ -15,6 +15,7 @@ mod memory;
 mod plan;
 mod run;
 mod share;
+pub mod speed;
 mod watch;
 mod wire;
 

@@ -210,13 +210,14 @@ impl<'a> Pair<'a> {
         Ok(begin.elapsed())
     }
 
-    /// Half the time of a flag there and back, for each of `rounds`, in microseconds.
+    /// Half the time of `bytes` bytes with their flag there and back, for each of `rounds`, in microseconds.
     ///
     /// # Errors
     /// [`ExerciseError`].
-    pub fn latency_us(&mut self, rounds: u32) -> Result<Vec<f64>, ExerciseError> {
+    pub fn latency_us(&mut self, rounds: u32, bytes: u32) -> Result<Vec<f64>, ExerciseError> {
         let word = Word::new(0, 0);
-        let command = Command { peer: self.peer, notice: Notice::Write(word), writes: 1, ..Command::default() };
+        let (src, dst, notice) = (self.data, self.data, Notice::Write(word));
+        let command = Command { src, dst, bytes, peer: self.peer, notice, writes: 1, ..Command::default() };
         let first = self.me() < self.peer;
         let mut times = Vec::new();
         let mut since = Instant::now();
@@ -238,6 +239,35 @@ impl<'a> Pair<'a> {
             begin = now;
         }
         self.settle()?;
+        Ok(times)
+    }
+
+    /// Of each of `rounds` small writes with a flag, posted alone: microseconds in the post, from then to the completion,
+    /// and in the poll that brought it. Takes a slot of the segment for each round and one more; the upper rank returns
+    /// nothing at once.
+    ///
+    /// # Errors
+    /// [`ExerciseError`].
+    pub fn service_us(&mut self, rounds: u32) -> Result<Vec<[f64; 3]>, ExerciseError> {
+        if self.me() > self.peer {
+            return Ok(Vec::new());
+        }
+        let us = |from: Instant| from.elapsed().as_secs_f64() * 1e6;
+        let mut times = Vec::new();
+        for round in 0..rounds {
+            // A word that nobody waits for.
+            let notice = Notice::Write(Word::new(1 + round, 0));
+            let command = Command { peer: self.peer, notice, writes: 1, ..Command::default() };
+            let (begin, mut since) = (Instant::now(), Instant::now());
+            self.post(command)?;
+            let (posted, on_way) = (us(begin), Instant::now());
+            let mut poll = Instant::now();
+            while self.on_way > 0 {
+                poll = Instant::now();
+                self.poll(&mut since, u64::from(round), u64::from(rounds))?;
+            }
+            times.push([posted, us(on_way), us(poll)]);
+        }
         Ok(times)
     }
 

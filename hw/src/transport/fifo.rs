@@ -1,8 +1,21 @@
 //! The bounded command FIFO between CTAs and a proxy thread.
 
+use super::Command;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where a proxy takes commands from: CTAs that are threads, or the ring of a GPU.
+pub trait Source: Sync {
+    /// The oldest command that waits. For one consumer at a time.
+    fn take(&self) -> Option<Command>;
+}
+
+impl Source for Fifo<Command> {
+    fn take(&self) -> Option<Command> {
+        self.pop()
+    }
+}
 
 /// A bounded queue with many producers and one consumer.
 ///

@@ -11,10 +11,13 @@
 //! transport orders, see [`Order`].
 
 pub mod arrivals;
+pub mod bounce;
 pub mod exercise;
 pub mod fifo;
 pub mod loopback;
 pub mod proxy;
+pub mod registration;
+pub mod ring;
 pub mod segment;
 #[cfg(feature = "rdma")]
 pub mod verbs;
@@ -22,7 +25,7 @@ pub mod verbs;
 use std::fmt;
 
 /// A flag word of a rank: its slot, counted over all families, and the bank in the top bit. An immediate carries it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Word(pub u32);
 
 impl Word {

@@ -5,7 +5,7 @@
 //! CTAs that push, and nobody else.
 
 use super::arrivals::Arrivals;
-use super::fifo::Fifo;
+use super::fifo::Source;
 use super::{Command, Event, Transport, TransportError, Word};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -38,7 +38,7 @@ pub trait Words: Sync {
 /// What a proxy shares with its run.
 pub struct Proxy<'a> {
     /// Where commands come from.
-    pub fifo: &'a Fifo<Command>,
+    pub fifo: &'a dyn Source,
     /// Own flag words.
     pub words: &'a dyn Words,
     /// What is to arrive.
@@ -97,7 +97,7 @@ impl Proxy<'_> {
             let ending = self.end.load(Ordering::Acquire);
             let mut moved = false;
             while aside < self.config.aside.max(1) {
-                let Some(command) = self.fifo.pop() else { break };
+                let Some(command) = self.fifo.take() else { break };
                 lanes.entry((command.peer, command.queue)).or_default().push_back(command);
                 aside += 1;
             }

@@ -8,6 +8,7 @@ mod bootstrap;
 mod double;
 mod exercise;
 mod faults;
+mod ring;
 mod unordered;
 mod values;
 

@@ -41,3 +41,17 @@ fn an_immediate_before_its_data_shows_as_wrong_values() {
     });
     assert!(wrong, "a fabric that tells too early computed right values 20 times");
 }
+
+#[test]
+fn immediates_in_place_of_flag_writes_need_no_order() {
+    let case = two_by_two("gemm_ar", OptionSet::Tilewire, Fabric::IbRc);
+    let double = OnceLock::new();
+    let reports = succeed(&case, HostConfig { runs: 3, ..HostConfig::default() }, |rank, _, segments| {
+        let mut wires = double.get_or_init(|| Double::new(segments, Guarantee::ImmediateAfterData, 11)).wires(rank);
+        wires.told.by_immediates = true;
+        Ok(wires)
+    });
+    for report in reports {
+        assert!(report.served.arrivals > 0 && report.transport.ends_with("arrivals by immediates"), "{report:?}");
+    }
+}

@@ -308,7 +308,7 @@ impl<'a> Engine<'a> {
 
     /// Whether all that a wait is for is there.
     #[inline]
-    pub(super) fn is_met(&mut self, h: &Here<'a>, wait: &WaitC) -> bool {
+    pub(super) fn is_met(&mut self, h: &Here<'a>, wait: WaitC) -> bool {
         if wait.on & SPAN == 0 {
             return self.s.flags.is_met(h.flag0, wait.on, wait.level, self.s.timers.now);
         }
@@ -330,6 +330,6 @@ impl<'a> Engine<'a> {
             return None;
         }
         let waits = &h.program.waits[first as usize..first as usize + usize::from(count)];
-        waits.iter().find(|wait| !self.is_met(h, wait)).copied()
+        waits.iter().copied().find(|&wait| !self.is_met(h, wait))
     }
 }

@@ -44,6 +44,12 @@ impl<'a> Engine<'a> {
         self.s.launches[h.launch0 + launch].start = now;
         for r in self.c.launches[launch].roles.clone() {
             let row = &self.t.roles[h.table0 + r];
+            if row.instant_tasks > 0 {
+                self.out.tasks += u64::from(row.instant_tasks);
+                for signal in &self.t.instants[h.table0 + r].signals {
+                    self.raise_one(h, signal, 0);
+                }
+            }
             for index in 0..row.workers {
                 let w = row.worker0 + index;
                 self.s.workers[h.worker0 + w as usize] =

@@ -181,7 +181,7 @@ impl Scratch {
         slowdown: u64,
     ) -> Result<Run, SimError> {
         let counts = worker_counts(compiled, split)?;
-        self.tables.prepare(compiled, &counts, form);
+        self.tables.prepare(compiled, &counts, form, timeline);
         self.state.reset(compiled, &self.tables);
         let (n, launches) = (compiled.ranks.len(), compiled.launches.len());
         let mut engine = Engine {

@@ -1,6 +1,7 @@
 //! What a run reads and never writes: costs of its form, roles with their CTAs, the layout of per-rank state.
 
-use crate::compile::{Compiled, Flow, Form, NONE, Work};
+use crate::compile::{Compiled, Flow, Form, NONE, Program, RoleC, SignalC, TaskC, Work};
+use std::collections::BTreeMap;
 use tilewire_kernels::RoleKind;
 use tilewire_kernels::schedule::{Claim, Drain};
 
@@ -35,6 +36,38 @@ pub(super) struct RoleRow {
     /// First worker and number of workers on each rank.
     pub worker0: u32,
     pub workers: u32,
+    /// Tasks of the role that are done as soon as its launch starts, see [`Instant`].
+    pub instant_tasks: u32,
+}
+
+/// What a role's tasks raise when they are done as soon as their launch starts: they wait for nothing and take no time, as
+/// the tiles of most kernels in a run of communication alone.
+#[derive(Default)]
+pub(super) struct Instant {
+    pub tasks: u32,
+    /// One for all adds to a flag of a GPU.
+    pub signals: Vec<SignalC>,
+}
+
+impl Instant {
+    fn of(c: &Compiled, program: &Program, role: &RoleC) -> Self {
+        let tasks = &program.tasks[role.first as usize..(role.first + role.tasks) as usize];
+        let instant = |task: &TaskC| {
+            let record = &c.costs[usize::from(task.cost)];
+            let cost = &record.forms[Form::CommOnly as usize];
+            record.work == Work::Tile && cost.main == NONE && cost.out.class == NONE && task.waits == [0; 3]
+        };
+        // With noise every flag has a latency of its own.
+        if c.noise.is_some() || matches!(role.claim, Claim::Ready { .. }) || !tasks.iter().all(instant) {
+            return Self::default();
+        }
+        let mut adds: BTreeMap<(u16, u32, bool), u32> = BTreeMap::new();
+        for signal in tasks.iter().flat_map(|task| program.signals_of(task)) {
+            *adds.entry((signal.dg, signal.flag, signal.remote)).or_default() += signal.add;
+        }
+        let signal = |((dg, flag, remote), add)| SignalC { flag, add, dg, remote, early: false };
+        Self { tasks: role.tasks, signals: adds.into_iter().map(signal).collect() }
+    }
 }
 
 /// Sizes and rows; rebuilt for every run, in the same memory.
@@ -45,6 +78,8 @@ pub(super) struct Tables {
     pub roles: Vec<RoleRow>,
     /// Whether a program has signals that do not wait for the writes.
     pub any_early: Vec<bool>,
+    /// For runs of communication alone, of all roles of all programs.
+    pub instants: Vec<Instant>,
     /// Family of each flag: looked up at the end of every wait.
     pub family_of: Vec<u16>,
     pub roles_per_program: usize,
@@ -61,7 +96,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub fn prepare(&mut self, c: &Compiled, counts: &[u32], form: Form) {
+    pub fn prepare(&mut self, c: &Compiled, counts: &[u32], form: Form, timeline: bool) {
         self.compute_only = form == Form::ComputeOnly;
         self.costs.clear();
         self.costs.extend(c.costs.iter().map(|record| {
@@ -84,6 +119,12 @@ impl Tables {
             let slots = c.family_base.windows(2).map(|w| (w[1] - w[0]) as usize).enumerate();
             self.family_of = slots.flat_map(|(family, slots)| std::iter::repeat_n(family as u16, slots)).collect();
         }
+        // A timeline shows every task.
+        let instantly = form == Form::CommOnly && !timeline;
+        if instantly && self.instants.is_empty() {
+            let of = |program| move |role| Instant::of(c, program, role);
+            self.instants = c.programs.iter().flat_map(|program| program.roles.iter().map(of(program))).collect();
+        }
         self.roles.clear();
         self.roles_per_program = counts.len();
         for program in &c.programs {
@@ -92,16 +133,18 @@ impl Tables {
                 let runs = !self.compute_only || role.kind == RoleKind::Compute;
                 // CTAs that recycle help the compute role in a whole run, and so they do here, from the start.
                 let workers = if runs || role.recycle != NONE { ctas * role.lanes } else { 0 };
+                let instant_tasks = if instantly { self.instants[self.roles.len()].tasks } else { 0 };
                 self.roles.push(RoleRow {
                     claim: role.claim,
                     first: role.first,
-                    tasks: if runs { role.tasks } else { 0 },
+                    tasks: if runs { role.tasks - instant_tasks } else { 0 },
                     recycle: role.recycle,
                     launch: role.launch,
                     block_ps: role.block_ps,
                     lanes: role.lanes,
                     worker0: self.workers as u32,
                     workers,
+                    instant_tasks,
                 });
                 self.workers += workers as usize;
             }

@@ -1,7 +1,10 @@
 //! Timers of the ranks and the order in which ranks have their turn.
 //!
-//! Each rank keeps its own small heap of timers; a tree over the ranks finds those whose next event (timer or end of a
-//! flow) comes first. A timer set for the present time gives its rank another round at that time.
+//! Each rank keeps its own timers; a tree over the ranks finds those whose next event (timer or end of a flow) comes first.
+//! A timer set for the present time gives its rank another round at that time.
+//!
+//! Most timers run for one of a few constant latencies, so that those of one kind are set in the order in which they
+//! fire: two queues take what comes in order, and a heap takes the rest.
 
 use crate::share::{NEVER, Sharing};
 use crate::tree::Tree;
@@ -33,12 +36,65 @@ pub(super) struct Fired {
     pub b: u32,
 }
 
+/// Timers of a rank, as numbers that sort by time, kind, `a`, then `b`.
+#[derive(Default)]
+struct RankTimers {
+    queues: [VecDeque<u128>; 2],
+    heap: BinaryHeap<Reverse<u128>>,
+    /// Ends of waits for first loads, (time, worker), in order of their times only.
+    fills: VecDeque<(u64, u32)>,
+}
+
+impl RankTimers {
+    fn clear(&mut self) {
+        self.queues.iter_mut().for_each(VecDeque::clear);
+        self.heap.clear();
+        self.fills.clear();
+    }
+
+    fn push(&mut self, key: u128) {
+        for queue in &mut self.queues {
+            if queue.back().is_none_or(|&last| last <= key) {
+                queue.push_back(key);
+                return;
+            }
+        }
+        self.heap.push(Reverse(key));
+    }
+
+    /// The first of all timers but fills, and where it is: a queue, or behind them the heap.
+    #[inline]
+    fn first(&self) -> Option<(u128, usize)> {
+        let heap = self.heap.peek().map_or(u128::MAX, |&Reverse(key)| key);
+        let mut first = (heap, self.queues.len());
+        for (place, queue) in self.queues.iter().enumerate() {
+            if let Some(&key) = queue.front()
+                && key < first.0
+            {
+                first = (key, place);
+            }
+        }
+        (first.0 != u128::MAX).then_some(first)
+    }
+
+    fn pop(&mut self, place: usize) {
+        match self.queues.get_mut(place) {
+            Some(queue) => drop(queue.pop_front()),
+            None => drop(self.heap.pop()),
+        }
+    }
+
+    fn next_time(&self) -> u64 {
+        let timer = self.first().map_or(NEVER, |(key, _)| (key >> 64) as u64);
+        let fill = self.fills.front().map_or(NEVER, |&(time, _)| time);
+        timer.min(fill)
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Timers {
     pub now: u64,
-    heaps: Vec<BinaryHeap<Reverse<u128>>>,
-    /// Ends of waits for first loads, (time, worker), in order: most of a rank take equally long.
-    fills: Vec<VecDeque<(u64, u32)>>,
+    ranks: Vec<RankTimers>,
     tree: Tree,
     /// Ranks whose next event may have moved.
     stale: Vec<u32>,
@@ -50,10 +106,8 @@ pub(super) struct Timers {
 impl Timers {
     pub fn reset(&mut self, ranks: usize) {
         self.now = 0;
-        self.heaps.resize_with(ranks, BinaryHeap::new);
-        self.heaps.iter_mut().for_each(BinaryHeap::clear);
-        self.fills.resize_with(ranks, VecDeque::new);
-        self.fills.iter_mut().for_each(VecDeque::clear);
+        self.ranks.resize_with(ranks, RankTimers::default);
+        self.ranks.iter_mut().for_each(RankTimers::clear);
         self.tree.reset(ranks);
         self.stale.clear();
         self.is_stale.clear();
@@ -67,7 +121,7 @@ impl Timers {
     pub fn push(&mut self, rank: usize, time: u64, kind: u8, a: u32, b: u32) {
         debug_assert!(b <= MAX_WORD);
         let key = u128::from(time) << 64 | u128::from(kind) << 56 | u128::from(a) << 24 | u128::from(b);
-        self.heaps[rank].push(Reverse(key));
+        self.ranks[rank].push(key);
         self.mark_stale(rank);
         if time <= self.now && !self.in_round[rank] {
             self.in_round[rank] = true;
@@ -77,7 +131,7 @@ impl Timers {
 
     /// Sets the timer of a worker that waits for its first loads.
     pub fn push_fill(&mut self, rank: usize, time: u64, worker: u32) {
-        let fills = &mut self.fills[rank];
+        let fills = &mut self.ranks[rank].fills;
         if fills.back().is_some_and(|&(last, _)| last > time) {
             self.push(rank, time, kind::FILL, worker, 0);
         } else {
@@ -88,13 +142,15 @@ impl Timers {
 
     /// The next timer of a rank that is due.
     pub fn pop_due(&mut self, rank: usize) -> Option<Fired> {
-        let due = self.heaps[rank].peek().filter(|Reverse(key)| (key >> 64) as u64 <= self.now);
-        let Some(&Reverse(key)) = due else {
+        let timers = &mut self.ranks[rank];
+        let due = timers.first().filter(|&(key, _)| (key >> 64) as u64 <= self.now);
+        let Some((key, place)) = due else {
             // Fills come last among simultaneous timers, and their order does not matter.
-            let (_, worker) = self.fills[rank].pop_front_if(|&mut (time, _)| time <= self.now)?;
+            let &(_, worker) = timers.fills.front().filter(|&&(time, _)| time <= self.now)?;
+            timers.fills.pop_front();
             return Some(Fired { kind: kind::FILL, a: worker, b: 0 });
         };
-        self.heaps[rank].pop();
+        timers.pop(place);
         Some(Fired { kind: (key >> 56) as u8, a: (key >> 24) as u32, b: key as u32 & MAX_WORD })
     }
 
@@ -137,9 +193,7 @@ impl Timers {
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
-            let timer = self.heaps[rank].peek().map_or(NEVER, |t| (t.0 >> 64) as u64);
-            let fill = self.fills[rank].front().map_or(NEVER, |&(time, _)| time);
-            let mut next = timer.min(fill);
+            let mut next = self.ranks[rank].next_time();
             for &due in &sharing.due()[rank * classes..(rank + 1) * classes] {
                 next = next.min(due);
             }

@@ -3,7 +3,7 @@
 use super::tables::CostRow;
 use super::timers::kind;
 use super::{Engine, Here, ended};
-use crate::compile::{NONE, SPAN, SignalC, TaskC, WaitC, Work};
+use crate::compile::{NONE, SPAN, TaskC, WaitC, Work};
 use crate::share::NEVER;
 use tilewire_kernels::schedule::Drain;
 
@@ -357,7 +357,7 @@ impl<'a> Engine<'a> {
     #[inline]
     fn step_flags(&self, h: &Here<'a>, task: &TaskC, steps: u32) -> u64 {
         // Without its arithmetic a tile is a task like others.
-        if self.c.times.step_flag == 0 || task.waits[1] == 0 || self.cost_of(task).step == 0 {
+        if self.c.times.spread_flag == 0 || task.waits[1] == 0 || self.cost_of(task).step == 0 {
             return 0;
         }
         let first = (task.wait0 + u32::from(task.waits[0])) as usize;
@@ -367,7 +367,7 @@ impl<'a> Engine<'a> {
             |flag: u32| !(self.t.compute_only && self.c.dropped[usize::from(self.t.family_of[flag as usize])]);
         let runs = waits.iter().map(|wait| h.program.awaited(wait)).filter(|run| counted(run.flag));
         let flags: u64 = runs.map(|run| u64::from(run.count)).sum();
-        flags * self.c.times.step_flag * u64::from(steps) / u64::from(self.cost_of(task).steps.max(1))
+        flags * self.c.times.spread_flag * u64::from(steps) / u64::from(self.cost_of(task).steps.max(1))
     }
 
     /// Starts a part of a tile's main loop; true when it takes no time.
@@ -388,7 +388,7 @@ impl<'a> Engine<'a> {
         let (mut limit, mut blocked) = (steps, None);
         let first = (task.wait0 + u32::from(task.waits[0])) as usize;
         for wait in &h.program.waits[first..first + usize::from(task.waits[1])] {
-            if self.is_met(h, wait) {
+            if self.is_met(h, *wait) {
                 continue;
             }
             let run = h.program.awaited(wait);
@@ -492,7 +492,7 @@ impl<'a> Engine<'a> {
             return true;
         }
         if h.any_early {
-            self.raise(h, signals_of(h, task), true);
+            self.raise(h, h.program.signals_of(task), true);
         }
         let out = if cost.deferred.class != NONE && self.has_next(h, w) { cost.deferred } else { cost.out };
         let s = &mut *self.s;
@@ -517,10 +517,10 @@ impl<'a> Engine<'a> {
     pub(super) fn store_ended(&mut self, h: &Here<'a>, w: u32) {
         let task = &h.program.tasks[self.worker(h, w).storing_task as usize];
         if h.any_early {
-            self.raise(h, signals_of(h, task), false);
+            self.raise(h, h.program.signals_of(task), false);
         } else {
             let visible = self.c.times.store_visible;
-            for signal in signals_of(h, task) {
+            for signal in h.program.signals_of(task) {
                 self.raise_one(h, signal, visible);
             }
         }
@@ -553,7 +553,7 @@ impl<'a> Engine<'a> {
         let task = &h.program.tasks[worker.task as usize];
         let home = self.home(h, w);
         self.s.busy[h.role0 + home] += self.busy_time(h, w);
-        for signal in signals_of(h, task) {
+        for signal in h.program.signals_of(task) {
             self.raise_one(h, signal, 0);
         }
         self.record_task(h, w, now);
@@ -564,9 +564,4 @@ impl<'a> Engine<'a> {
     pub(super) fn flow(&mut self, h: &Here<'a>, class: u32, work: u64, tag: u32) {
         self.s.sharing.start(h.class0 + class, self.s.timers.now, work, tag);
     }
-}
-
-fn signals_of<'a>(h: &Here<'a>, task: &TaskC) -> &'a [SignalC] {
-    let program = h.program;
-    &program.signals[task.signal0 as usize..task.signal0 as usize + usize::from(task.signals)]
 }

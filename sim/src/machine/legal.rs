@@ -37,14 +37,16 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("oversubscription", 1.0, 1000.0, false),
     ("add_link_bytes_per_byte", 0.1, 100.0, false),
     ("store_steps", 0.0, 1024.0, true),
+    ("ahead_steps", 0.0, 1024.0, true),
     ("move_crowd_per_cta", 0.0, 1.0, false),
     ("attention_power", 0.01, 100.0, false),
 ];
 
-/// Units at the end of a name. A rate below a hundredth moves nothing in any time that somebody waits for.
+/// Units at the end of a name. A rate below a kilobyte or a megaflop a second moves nothing in any time that somebody
+/// waits for; ranks that are threads of a CPU come within some factors of ten of it.
 const UNITS: &[(&str, &str, f64, f64)] = &[
-    ("_gbs", "GB/s", 0.01, 1e6),
-    ("_tflops", "TFLOPS", 0.01, 1e6),
+    ("_gbs", "GB/s", 1e-6, 1e6),
+    ("_tflops", "TFLOPS", 1e-6, 1e6),
     ("_ns", "ns", 0.0, 1e9),
     ("_us", "us", 0.0, 1e7),
     ("_ms", "ms", 0.0, 1e6),
@@ -101,6 +103,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Machine, MachineError> {
     for (name, param) in machine.params() {
         check(&name, param, &at)?;
     }
+    machine.transport.check(&at)?;
     Ok(machine)
 }
 
@@ -190,7 +193,7 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused_with_line_and_range() {
         for (name, bad, allowed) in [
-            ("hbm_gbs", "1e-30", "from 0.01 to 1000000 GB/s"),
+            ("hbm_gbs", "1e-30", "from 0.000001 to 1000000 GB/s"),
             ("hbm_gbs", "inf", "GB/s"),
             ("hbm_gbs", "nan", "GB/s"),
             ("hbm_gbs", "-1", "GB/s"),
@@ -217,6 +220,23 @@ mod tests {
         assert!(refused(&from, &from.replace("date = ", "day = ")).contains("gpu.hbm_gbs"));
         assert!(refused("[gemm.library]", "[gemm.libary]").contains("no such main loop"));
         assert!(refused("name = \"h200-efa\"", "name = \"../up\"").contains("allowed: letters, digits, - and _"));
+    }
+
+    #[test]
+    fn choices_of_the_transport_have_ranges_and_names() {
+        let with = |line: &str| parse("m.toml", &format!("{FILE}\n[transport]\n{line}\n"));
+        let machine = with("publish = \"immediate\"\nqueue_pairs = 8\nnics = [\"mlx5_0\"]").expect("legal");
+        assert_eq!(machine.transport.publish, Some(super::super::Publishing::Immediate));
+        assert_eq!((machine.transport.queue_pairs, machine.transport.inline_flags), (Some(8), None));
+        for (line, words) in [
+            ("queue_pairs = 0", "transport.queue_pairs = 0.0, allowed: a whole number from 1 to 1024"),
+            ("signal_every = 5000", "transport.signal_every"),
+            ("queue_pair = 4", "unknown field `queue_pair`"),
+            ("publish = \"later\"", "same_queue_write"),
+        ] {
+            let message = with(line).expect_err(line).to_string();
+            assert!(message.contains(words) && message.starts_with("m.toml:"), "{message}");
+        }
     }
 
     #[test]

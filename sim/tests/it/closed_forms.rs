@@ -57,6 +57,18 @@ fn two_tiles_overlap_store_and_fill_only_where_the_drain_permits() {
 }
 
 #[test]
+fn a_fence_holds_the_cta_whose_output_leaves_over_nvlink_and_must_be_visible() {
+    let end = |to, drain, fence_ns| {
+        let toy = Toy::node(2, vec![compute()]).tasks(move |_, _, _| vec![tile(10, to, drain), tile(10, to, drain)]);
+        simulate(&toy, &with(ib(), &[("nvlink.fence_ns", fence_ns)]), split(1, 0, 0, 0)).end
+    };
+    let peer = At::local(1);
+    assert_eq!(end(peer, Drain::Visible, 700.0) - end(peer, Drain::Visible, 0.0), 2 * 700 * NS);
+    assert_eq!(end(At::ME, Drain::Visible, 700.0), end(At::ME, Drain::Visible, 0.0));
+    assert_eq!(end(peer, Drain::SmemRead, 700.0), end(peer, Drain::SmemRead, 0.0));
+}
+
+#[test]
 fn one_store_is_outstanding() {
     // A store of 20,000 B at 5 GB/s takes 4 us, a tile of one step 1.2 us: the store binds from the second on.
     let machine = with(ib(), &[("sm.copy_cta_gbs", 5.0)]);
@@ -113,6 +125,28 @@ fn a_first_step_that_waits_pays_its_fill() {
         }
     });
     assert_eq!(simulate(&toy, &ib(), split(1, 1, 0, 0)).end, (24_500 + 100 + 10_200 + 400) * NS);
+}
+
+#[test]
+fn an_interpreter_looks_at_each_flag_of_a_k_step() {
+    let mut machine = ib();
+    machine.interpreter = shipped_machine("h200-nvlink").interpreter;
+    let looks = |step_flag_ns: f64, flags: u32| {
+        let machine = with(machine.clone(), &[("interpreter.step_flag_ns", step_flag_ns)]);
+        let roles = vec![compute(), role(RoleKind::IntraComm, Claim::Strided)];
+        let toy = Toy::node(1, roles).tasks(move |_, _, role| {
+            if role == 0 {
+                let gated = Wait::run(FAMILY, 1, flags, 1, 1, Gate::KStep);
+                vec![tile(10, At::ME, Drain::Visible).wait(wait(0)).wait(gated)]
+            } else {
+                let all = (1..=flags).map(|flag| sync().signal(signal(At::ME, flag)));
+                all.chain([sync().signal(signal(At::ME, 0))]).collect()
+            }
+        });
+        simulate(&toy, &machine, split(1, 1, 0, 0)).end
+    };
+    assert_eq!(looks(70.0, 5) - looks(0.0, 5), 350 * NS, "all of them were up before the tile began");
+    assert_eq!(looks(70.0, 10) - looks(0.0, 10), 700 * NS);
 }
 
 #[test]

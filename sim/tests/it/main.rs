@@ -9,6 +9,7 @@ mod determinism;
 mod metamorphic;
 mod mirror;
 mod noise;
+mod overlap;
 mod sharing_oracle;
 mod stuck;
 mod support;

@@ -54,7 +54,16 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
             ("fill_cta_gbs", 100.0),
         ],
     ),
-    ("nvlink", &[("egress_gbs", WIDE), ("ingress_gbs", WIDE), ("add_link_bytes_per_byte", 1.0), ("domain_gpus", 72.0)]),
+    (
+        "nvlink",
+        &[
+            ("egress_gbs", WIDE),
+            ("ingress_gbs", WIDE),
+            ("add_link_bytes_per_byte", 1.0),
+            ("fence_ns", 0.0),
+            ("domain_gpus", 72.0),
+        ],
+    ),
     (
         "flags",
         &[("local_ns", 500.0), ("nvlink_ns", 1000.0), ("host_ns", 1500.0), ("republish_ns", 500.0), ("nic_ns", 600.0)],

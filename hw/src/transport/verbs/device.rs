@@ -3,10 +3,12 @@
 use super::{Library, VerbsConfig};
 use crate::probe::rdma::{self, Seat};
 use crate::transport::TransportError;
+use crate::transport::registration::Nic;
 use crate::transport::segment::Segment;
 use ibverbs_sys as ffi;
 use std::ffi::{CStr, c_int};
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -121,13 +123,12 @@ impl Device {
             segment,
         };
         device.port = device.ask_port(config, known)?;
-        let access = ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
-        let bytes = device.segment.bytes() as usize;
         // SAFETY: the context is open; the segment and the word live as long as the registrations, see `Drop`.
         unsafe {
             device.domain = some("ibv_alloc_pd", &device.name, (library.ibv_alloc_pd)(device.context))?;
-            let region = (library.ibv_reg_mr)(device.domain, device.segment.address().cast(), bytes, access.0 as c_int);
-            device.region = some("ibv_reg_mr", "the segment; is `ulimit -l` large enough?", region)?;
+            device.region = device
+                .register(device.address(), device.segment.bytes())
+                .map_err(|error| failed("ibv_reg_mr", "the segment; is `ulimit -l` large enough?", error))?;
             let one: *mut u32 = &raw mut *device.one.0;
             let region = (library.ibv_reg_mr)(device.domain, one.cast(), 4, 0);
             device.one.1 = some("ibv_reg_mr", "a word", region)?;
@@ -180,6 +181,36 @@ impl Device {
     /// Address of the segment as peers name it.
     pub fn address(&self) -> u64 {
         self.segment.address() as u64
+    }
+}
+
+/// What peers and this rank may do with registered memory; without relaxed ordering, see the module.
+fn access() -> c_int {
+    (ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE).0 as c_int
+}
+
+/// A region is freed by who asked for it, before the device.
+impl Nic for Device {
+    type Region = *mut ffi::ibv_mr;
+
+    fn register(&self, address: u64, bytes: u64) -> io::Result<*mut ffi::ibv_mr> {
+        // SAFETY: the domain is live; the kernel checks the range, and pins what it accepts.
+        let region = unsafe { (self.library.ibv_reg_mr)(self.domain, address as *mut _, bytes as usize, access()) };
+        if region.is_null() { Err(io::Error::last_os_error()) } else { Ok(region) }
+    }
+
+    fn register_dmabuf(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        address: u64,
+    ) -> io::Result<*mut ffi::ibv_mr> {
+        let missing = || io::Error::other("this libibverbs has no ibv_reg_dmabuf_mr");
+        let register = self.library.reg_dmabuf.ok_or_else(missing)?;
+        // SAFETY: the domain is live, the file is open during the call, and the kernel keeps its own reference.
+        let region = unsafe { register(self.domain, offset, bytes as usize, address, fd.as_raw_fd(), access()) };
+        if region.is_null() { Err(io::Error::last_os_error()) } else { Ok(region) }
     }
 }
 

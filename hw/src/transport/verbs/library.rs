@@ -5,6 +5,9 @@ use ibverbs_sys as ffi;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
+/// `ibv_reg_dmabuf_mr`: domain, offset, length, address for peers, file, access.
+pub(super) type RegDmaBuf = unsafe extern "C" fn(*mut ffi::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ffi::ibv_mr;
+
 /// Declares the functions that are taken from the library.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
@@ -15,6 +18,8 @@ macro_rules! functions {
         #[allow(missing_docs, reason = "their manual pages say what they do")]
         pub struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
+            /// Not in libraries before rdma-core 34.
+            pub(super) reg_dmabuf: Option<RegDmaBuf>,
         }
 
         impl Library {
@@ -22,7 +27,10 @@ macro_rules! functions {
                 // SAFETY: the library's initialisers are rdma-core's own. It is never unloaded.
                 let library = unsafe { libloading::Library::new("libibverbs.so.1") }.map_err(|error| error.to_string())?;
                 let library = Box::leak(Box::new(library));
+                // SAFETY: as below.
+                let reg_dmabuf = unsafe { library.get::<RegDmaBuf>(b"ibv_reg_dmabuf_mr\0") }.ok().map(|found| *found);
                 Ok(Self {
+                    reg_dmabuf,
                     $($name: {
                         // SAFETY: the type is that of the function in rdma-core's headers.
                         *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
