@@ -11,6 +11,9 @@ import tempfile
 FIRST = "data/measured/nvlink-gemm-family-1x2-2026-11-29.csv"
 JUDGED = "data/measured/nvlink-judged-1x2-2026-11-30.csv"
 UNFUSED = "data/measured/nvlink-unfused-1x2-2026-11-30.csv"
+EMULATED = "data/measured/nvlink-emulated-{}-2x1-2026-11-30.csv"
+FIT = "data/measured/nvlink-fit-1x2-2026-11-29.csv"
+PROCESSES = "data/measured/nvlink-processes-1x2-2026-11-30.csv"
 SIZES = ("m", "n", "k", "tokens", "hidden", "inter", "topk", "experts", "seq", "batch", "heads", "head_dim")
 
 
@@ -62,11 +65,10 @@ def now(path):
 
 
 old = read(FIRST)
-second = [row for row in old if row["run"] == "2"]
 print("| predictions | rows | median | 95th percentile | recommended split costs, median and worst over shapes |")
 print("|---|---|---|---|---|")
 line("first run, predicted before it", [off(row["predicted_before_us"], row) for row in old if row["run"] == "1"])
-line("second run, predicted before it", [off(row["predicted_before_us"], row) for row in second])
+line("second run, predicted before it", [off(row["predicted_before_us"], row) for row in old if row["run"] == "2"])
 judged = read(JUDGED)
 before = "predicted_before_us"
 line("third run, predicted before it", [off(row[before], row) for row in judged], split_cost(judged, before))
@@ -76,14 +78,29 @@ for kernel in sorted({row["kernel"] for row in judged}):
 pairs = now(JUDGED)
 column = "predicted_time_us"
 line("third run, predicted now", [off(row[column], row) for row in pairs], split_cost(pairs, column))
+for fabric in ("ib", "efa"):
+    rows = read(EMULATED.format(fabric))
+    line(f"two emulated nodes, {fabric}, predicted before it", [off(row[before], row) for row in rows], split_cost(rows, before))
+
+threads = {row["schedule_hash"]: float(row["time_us"]) for row in read(FIT) + judged}
+ratios = sorted(float(row["time_us"]) / threads[row["schedule_hash"]] for row in read(PROCESSES))
+print()
+print(f"A process per GPU over a thread per GPU, {len(ratios)} points: {quantile(ratios, 0.5):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 print()
-print("| kernel | shape | unfused | unfused over fused | predicted before |")
-print("|---|---|---|---|---|")
+print("| kernel | unfused | shapes | unfused over fused | predicted before | off, median |")
+print("|---|---|---|---|---|---|")
 best = lambda rows, column: min(float(row[column]) for row in rows)
-unfused = read(UNFUSED)
-for (kernel, sizes), rows in by_shape(judged).items():
-    for form in (row for row in unfused if (row["kernel"], row["shape"]) == (kernel, sizes)):
-        measured = float(form["time_us"]) / best(rows, "time_us")
-        predicted = f"{float(form[before]) / best(rows, before):.2f}" if form[before] else "-"
-        print(f"| {kernel} | {sizes.replace(';', ', ')} | {form['system']} | {measured:.2f} | {predicted} |")
+ratios = {}
+for form in read(UNFUSED):
+    rows = by_shape(judged)[form["kernel"], form["shape"]]
+    measured = float(form["time_us"]) / best(rows, "time_us")
+    predicted = float(form[before]) / best(rows, before) if form[before] else None
+    ratios.setdefault((form["kernel"], form["system"]), []).append((measured, predicted))
+for (kernel, system), pairs in ratios.items():
+    measured, predicted = zip(*pairs)
+    text = f"{min(measured):.2f} to {max(measured):.2f}"
+    known = None not in predicted
+    foreseen = f"{min(predicted):.2f} to {max(predicted):.2f}" if known else "-"
+    error = percent(quantile([abs(p / m - 1) for m, p in pairs], 0.5)) if known else "-"
+    print(f"| {kernel} | {system} | {len(pairs)} | {text} | {foreseen} | {error} |")

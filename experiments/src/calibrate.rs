@@ -398,7 +398,7 @@ const SEARCHED: [Search; 11] = [
     search("sm.copy_cta_gbs", &["ag_gemm"], "1x8", 2),
     search("interpreter.copy_load_gbs", &["ring_attention"], "1x8", 2),
     search("interpreter.copy_ns", &["ring_attention"], "1x8", 2),
-    search("interpreter.spread_flag_ns", &["ag_gemm"], "1x8", 0),
+    search("interpreter.step_flag_ns", &["ag_gemm"], "1x8", 0),
     search("interpreter.move_crowd_per_cta", &["ag_gemm", "ring_attention"], "1x8", 0),
     search("interpreter.gather_row_ns", &["moe_dispatch_gemm"], "1x8", 2),
     search("sm.merge_cta_gbs", &["ring_attention"], "1x4", 1),

@@ -346,6 +346,22 @@ fn cluster_programs_of_the_gemm_family_give_the_reference() {
     }
 }
 
+/// As many GPUs as a node has; two nodes of them as they are emulated on one host.
+#[test]
+fn cluster_programs_of_eight_gpus_give_the_reference() {
+    for case in [
+        Case("gemm_rs", (1, 8), [1024, 256, 64], &[("chunk_tiles", "1")]),
+        Case("ag_gemm", (1, 8), [1024, 256, 256], &[]),
+        Case("gemm_ar", (1, 8), [1024, 256, 64], &[("chunk_tiles", "1")]),
+        Case("moe_dispatch_gemm", (1, 8), [256, 64, 256], &[]),
+        Case("ring_attention", (1, 8), [1024, 1, 1], &[("tile_q", "128")]),
+        Case("ring_attention", (4, 2), [1024, 1, 1], &[("tile_q", "128")]),
+    ] {
+        let compared = compared(&case, Mode::Cluster);
+        assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
+    }
+}
+
 #[test]
 fn a_cluster_program_holds_its_own_rank_and_reaches_the_others() {
     let (_, schedule) = Case("gemm_rs", (1, 4), [512, 1024, 64], &[]).build();

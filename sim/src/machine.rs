@@ -137,6 +137,8 @@ section! {
         copy_ns,
         /// Rate at which a CTA's copy engine loads a bulk copy's source; its stores come beside, at `sm.copy_cta_gbs`.
         copy_load_gbs,
+        /// What a flag that a tile's steps wait for costs the loader, met or not.
+        step_flag_ns,
         /// What a FLOP of attention takes of the power limit, beside a FLOP of a GEMM.
         attention_power,
         /// From the end of a task's writes until its flags are raised: a fence, by a warp of its own. The CTA goes on.
@@ -145,12 +147,6 @@ section! {
         gather_row_ns,
         /// Bulk copy of one lane of a CTA: it lets no more than two of its stores be under way.
         lane_gbs,
-        /// What a flag that gates a k step adds to a tile's main loop, met or not: the loader looks before it fetches.
-        step_flag_ns,
-        /// The same where it is spread over the steps that the flags gate, of attention too; a machine uses one of the two.
-        spread_flag_ns,
-        /// Steps that a tile's main loop can do while the output of the tile before waits for its flags.
-        ahead_steps,
         /// Steps of the next tile's main loop over which an output with `drain = overlap` leaves.
         store_steps,
         /// From the last store of a tile's output until it is visible; the CTA goes on.

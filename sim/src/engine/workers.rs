@@ -357,7 +357,7 @@ impl<'a> Engine<'a> {
     #[inline]
     fn step_flags(&self, h: &Here<'a>, task: &TaskC, steps: u32) -> u64 {
         // Without its arithmetic a tile is a task like others.
-        if self.c.times.spread_flag == 0 || task.waits[1] == 0 || self.cost_of(task).step == 0 {
+        if self.c.times.step_flag == 0 || task.waits[1] == 0 || self.cost_of(task).step == 0 {
             return 0;
         }
         let first = (task.wait0 + u32::from(task.waits[0])) as usize;
@@ -367,7 +367,7 @@ impl<'a> Engine<'a> {
             |flag: u32| !(self.t.compute_only && self.c.dropped[usize::from(self.t.family_of[flag as usize])]);
         let runs = waits.iter().map(|wait| h.program.awaited(wait)).filter(|run| counted(run.flag));
         let flags: u64 = runs.map(|run| u64::from(run.count)).sum();
-        flags * self.c.times.spread_flag * u64::from(steps) / u64::from(self.cost_of(task).steps.max(1))
+        flags * self.c.times.step_flag * u64::from(steps) / u64::from(self.cost_of(task).steps.max(1))
     }
 
     /// Starts a part of a tile's main loop; true when it takes no time.
