@@ -22,7 +22,7 @@ use crate::table::Table;
 use std::fmt::Write as _;
 use std::time::Duration;
 use tilewire_hw::bootstrap::Session;
-use tilewire_hw::host::speed::{OpTime, flag_latencies, launch_s, op_times};
+use tilewire_hw::host::speed::{OpTime, beside_resting, flag_latencies, launch_s, op_times};
 use tilewire_hw::host::{HostError, share};
 use tilewire_hw::measure::spread;
 use tilewire_hw::transport::exercise::Pair;
@@ -51,6 +51,8 @@ const QUEUE_PAIRS: [u16; 4] = [1, 2, 4, 8];
 const IN_FLIGHT: [u64; 4] = [1, 4, 16, 64];
 /// A value as good as the best one.
 const AS_GOOD: f64 = 0.95;
+/// Threads of a rank that rest while one computes: its other CTAs, its proxy, its watch.
+const RESTING: usize = 4;
 /// Split of the host device's runs: one CTA each.
 const SPLIT: &str = "compute=1,send=1,reduce=1";
 /// m, n, k of what the host device's ops are read from, and of what is predicted then.
@@ -107,8 +109,9 @@ fn calibrate(
     session: &Session,
 ) -> Result<String, ExperimentError> {
     let (readings, transport) = read_wire(args, base, session).map_err(|error| lost("the wire", error))?;
-    // Alone: the other rank waits.
-    let host = if session.place().rank == 0 { read_host(source, base)? } else { Vec::new() };
+    // Both ranks at once, as in a run.
+    session.barrier().map_err(|error| lost("the host", error))?;
+    let host = beside_resting(RESTING, || read_host(source, base))?;
     session.barrier().map_err(|error| lost("the host", error))?;
     let mut runs = Vec::new();
     for shape in PREDICTED_SHAPES {
@@ -234,7 +237,8 @@ fn read_host(source: &Source, base: &Machine) -> Result<Vec<Fitted>, ExperimentE
     let tiles: Vec<&OpTime> = ops.iter().filter(|op| op.kind == "gemm_tile").collect();
     let points: Vec<(f64, f64)> = tiles.iter().map(|op| (f64::from(op.steps), op.steps_s * 1e9)).collect();
     if let (Some((fixed_ns, step_ns, _)), Some(tile)) = (line(&points), tiles.first()) {
-        let how = format!("{} tiles alone on a CPU thread, a line through their time by steps", tiles.len());
+        let how =
+            format!("{} tiles on a CPU thread beside resting ones, a line through their time by steps", tiles.len());
         let rate = tile.step_flops as f64 / step_ns * 1e-3;
         for (rate_name, fixed_name) in [
             ("gemm.wait_each_step.sm_tflops", "gemm.wait_each_step.epilogue_ns"),
@@ -247,7 +251,7 @@ fn read_host(source: &Source, base: &Machine) -> Result<Vec<Fitted>, ExperimentE
     let mut rate = |name, what: &str, which: &dyn Fn(&&OpTime) -> bool, bytes: &dyn Fn(&OpTime) -> u64| {
         let rates: Vec<f64> = ops.iter().filter(which).map(|op| bytes(op) as f64 / op.output_s * 1e-9).collect();
         if !rates.is_empty() {
-            let how = format!("{} {what} alone on a CPU thread; median and quartiles", rates.len());
+            let how = format!("{} {what} on a CPU thread beside resting ones; median and quartiles", rates.len());
             fits.push(fitted(name, spread(rates), "derived", how));
         }
     };

@@ -280,7 +280,7 @@ fn machine_files_are_refused_at_line_and_key() {
     let line = MACHINE.lines().position(|line| line == hbm).expect("a line") + 1;
     let place = format!("m.toml:{line}:");
     for (to, words) in [
-        (with_value("1e-30"), "allowed: a number from 0.000001 to 1000000 GB/s"),
+        (with_value("1e-30"), "allowed: a number from 0.000000001 to 1000000 GB/s"),
         (with_value("inf"), "gpu.hbm_gbs = inf, allowed: "),
         (with_value("true"), "gpu.hbm_gbs.value: invalid type"),
         (with_value("[1]"), "gpu.hbm_gbs.value: invalid type"),

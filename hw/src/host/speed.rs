@@ -1,4 +1,4 @@
-//! What the host device's work takes on this CPU: each op alone on one thread, flags between two.
+//! What the host device's work takes on this CPU: one op after the other on one thread, flags between two.
 
 use super::HostError;
 use super::memory::Reach;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tilewire_kernels::Schedule;
 use tilewire_kernels::schedule::Op;
 
-/// An op that ran alone.
+/// An op that ran by itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OpTime {
     /// Its kind, as [`Op::name`] says.
@@ -32,7 +32,7 @@ pub struct OpTime {
     pub adds: bool,
 }
 
-/// Runs every op of rank 0 that stays in its node, alone, on zeros, in memory of its own; puts and waits are left out.
+/// Runs every op of rank 0 that stays in its node, one after the other, on zeros, in memory of its own; puts and waits are left out.
 ///
 /// # Errors
 /// [`HostError`]: memory that cannot be had.
@@ -116,6 +116,34 @@ pub fn flag_latencies(count: u32) -> Vec<f64> {
         }
         let seen = waiter.join().expect("a waiter does not panic");
         seen.into_iter().zip(stored).map(|(seen, stored)| seen.saturating_sub(stored).as_secs_f64()).collect()
+    })
+}
+
+/// Ends threads that rest, however the work beside them ends.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Does `work` beside `count` threads that rest between their looks at something that does not come, as waiting CTAs,
+/// proxies and watchers of a run do: where cores are few, they take a part of them.
+pub fn beside_resting<T>(count: usize, work: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    let patience = crate::transport::proxy::ProxyConfig::default().patience;
+    std::thread::scope(|scope| {
+        for _ in 0..count {
+            scope.spawn(|| {
+                let mut idle = 0;
+                while !over.load(Ordering::Acquire) {
+                    idle = rest(idle, patience);
+                }
+            });
+        }
+        let _over = Over(&over);
+        work()
     })
 }
 

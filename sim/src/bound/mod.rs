@@ -8,10 +8,18 @@
 //!   crosses it runs at some `theta`, and `B * theta + (what the flows get) <= C`. Over a run that moves `W` in all and
 //!   whose busiest worker spends `S` in such flows at full speed, `C * time >= B * S + W`. `S` falls with the number of
 //!   computing CTAs, so this is the droop of the clock as a bound: more SMs help, but less and less.
+//! - *Chains of dependent tasks* ([`chain`]): work that can begin no earlier than `x` and has at least `y` behind it fits
+//!   into the time less `x + y` ([`need`]), for each of the three arguments above.
 
-use crate::compile::{Compiled, Form, NONE, Program, PublishC, ResourceKind, Work};
+mod chain;
+mod need;
+
+use crate::compile::{Compiled, CostRecord, Form, NONE, Program, PublishC, ResourceKind, RoleC, Work};
 use crate::engine::UNWATCHED;
 use crate::predict::Simulation;
+use chain::{Chains, main_ps};
+use need::Need;
+use std::ops::Range;
 use tilewire_kernels::schedule::{Claim, CtaCount, Drain};
 use tilewire_kernels::{Offset, RoleKind};
 
@@ -24,6 +32,8 @@ pub struct LowerBound<'a> {
     fixed: u64,
     /// By program and role.
     roles: Vec<Vec<RoleWork>>,
+    /// The same with chains, and what roles need then, by program and role; without where chains bound nothing.
+    chained: Option<(u64, Vec<Vec<Vec<Need>>>)>,
     /// Share of the nominal compute work that the fastest rank has: noise makes ranks differ.
     clock: f64,
 }
@@ -54,7 +64,13 @@ impl<'a> LowerBound<'a> {
         let clock = noise.map_or(1.0, |noise| {
             (0..compiled.ranks.len()).map(|rank| noise.slowdown(rank)).fold(1.0, f64::min) * (1.0 - 1e-9)
         });
-        Self { compiled, fixed: resources(compiled).max(proxies(compiled)), roles, clock }
+        let chained = Chains::new(compiled).map(|chains| {
+            let first = |program: usize| compiled.program_of.iter().position(|&p| p as usize == program);
+            let ranks = (0..compiled.programs.len()).map(|program| first(program).unwrap_or(0));
+            let needs = ranks.map(|rank| need::of_roles(compiled, &chains, rank)).collect();
+            (need::of_resources(compiled, &chains).max(chains.longest), needs)
+        });
+        Self { compiled, fixed: resources(compiled).max(proxies(compiled)), roles, chained, clock }
     }
 
     /// No split with at most these CTAs per role (in the order of [`RoleKind::ALL`]) is faster than this, ps.
@@ -63,7 +79,27 @@ impl<'a> LowerBound<'a> {
         for (program, roles) in self.compiled.programs.iter().zip(&self.roles) {
             bound = bound.max(self.program(program, roles, most));
         }
-        (bound as f64 * self.clock) as u64 + self.compiled.times.launch
+        ((bound as f64 * self.clock) as u64 + self.compiled.times.launch).max(self.chained(most))
+    }
+
+    /// The bound of chains; there is none with noise.
+    fn chained(&self, most: [u32; 4]) -> u64 {
+        let Some((fixed, needs)) = &self.chained else { return 0 };
+        let mut bound = *fixed;
+        for (program, needs) in self.compiled.programs.iter().zip(needs) {
+            for launch in &self.compiled.launches {
+                for r in launch.roles.clone().filter(|&r| program.roles[r].tasks > 0) {
+                    let (ctas, lanes, _) = self.workers(program, launch.roles.clone(), r, most);
+                    let workers = u128::from(ctas.max(1)) * u128::from(lanes);
+                    for need in &needs[r] {
+                        let held = need.held.div_ceil(workers) as u64;
+                        let powered = need.powered.div_ceil(workers) as u64;
+                        bound = bound.max(need.outside + held.max(self.droop(powered, need.flops)));
+                    }
+                }
+            }
+        }
+        bound
     }
 
     /// Longest path over the launches, each as long as its slowest role.
@@ -78,18 +114,23 @@ impl<'a> LowerBound<'a> {
         ends.into_iter().max().unwrap_or(0)
     }
 
-    fn role(
-        &self,
-        program: &Program,
-        launch: std::ops::Range<usize>,
-        works: &[RoleWork],
-        r: usize,
-        most: [u32; 4],
-    ) -> u64 {
+    fn role(&self, program: &Program, launch: Range<usize>, works: &[RoleWork], r: usize, most: [u32; 4]) -> u64 {
         let (role, work) = (&program.roles[r], &works[r]);
         if role.tasks == 0 {
             return 0;
         }
+        let (own, lanes, helped) = self.workers(program, launch, r, most);
+        let (held, powered) = if helped {
+            let workers = u128::from(own.max(1)) * u128::from(lanes);
+            (work.held_sum.div_ceil(workers) as u64, work.powered_sum.div_ceil(workers) as u64)
+        } else {
+            (work.held[own as usize], work.powered[own as usize])
+        };
+        held.max(self.droop(powered, work.flops))
+    }
+
+    /// CTAs that may work on a role's tasks, the most lanes of one, and whether other roles' CTAs are among them.
+    fn workers(&self, program: &Program, launch: Range<usize>, r: usize, most: [u32; 4]) -> (u32, u32, bool) {
         let sms = self.compiled.times.sms;
         let ctas = |r: usize| match program.roles[r].ctas {
             // One after the other, however many CTAs work on each.
@@ -111,15 +152,8 @@ impl<'a> LowerBound<'a> {
             }
             next += 1;
         }
-        let own = own.min(sms);
-        let (held, powered) = if into.len() > 1 {
-            let workers =
-                u128::from(own.max(1)) * u128::from(into.iter().map(|&r| program.roles[r].lanes).max().unwrap_or(1));
-            (work.held_sum.div_ceil(workers) as u64, work.powered_sum.div_ceil(workers) as u64)
-        } else {
-            (work.held[own as usize], work.powered[own as usize])
-        };
-        held.max(self.droop(powered, work.flops))
+        let lanes = into.iter().map(|&r| program.roles[r].lanes).max().unwrap_or(1);
+        (own.min(sms), lanes, into.len() > 1)
     }
 
     /// Time in which the chip's power lets `flops` be done by workers of which one needs `powered` at full speed.
@@ -139,21 +173,7 @@ impl RoleWork {
     fn of(compiled: &Compiled, program: &Program, r: usize) -> Self {
         let role = &program.roles[r];
         let tasks = &program.tasks[role.first as usize..(role.first + role.tasks) as usize];
-        // By cost record: time held, time in flows that need power, FLOP.
-        let by_cost: Vec<(u64, u64, u128)> = compiled
-            .costs
-            .iter()
-            .map(|record| {
-                let form = &record.forms[Form::Whole as usize];
-                let main = form.fixed + form.step * u64::from(record.steps);
-                let waits_for_store = record.work == Work::Tile && record.drain != Drain::Overlap;
-                let stored = if waits_for_store { form.out.work } else { 0 };
-                let power = power_of(compiled, form.main);
-                let powered = if power > 0 { main } else { 0 };
-                // A block's start needs no power.
-                (role.block_ps + main + stored, powered, u128::from(power) * u128::from(powered) / PS_PER_S)
-            })
-            .collect();
+        let by_cost = held_by_cost(compiled, role);
         let column = |pick: fn(&(u64, u64, u128)) -> u64| -> Vec<u64> {
             tasks.iter().map(|t| pick(&by_cost[usize::from(t.cost)])).collect()
         };
@@ -167,6 +187,25 @@ impl RoleWork {
             powered: busiest(&powered, role.claim, role.lanes, compiled.times.sms),
         }
     }
+}
+
+/// Whether a CTA waits for its store before it takes another task.
+fn waits_for_store(record: &CostRecord) -> bool {
+    record.work == Work::Tile && record.drain != Drain::Overlap
+}
+
+/// By cost record, of a task of a role: time that a CTA is held, time in flows that need power, FLOP.
+fn held_by_cost(compiled: &Compiled, role: &RoleC) -> Vec<(u64, u64, u128)> {
+    let of = |record: &CostRecord| {
+        let form = &record.forms[Form::Whole as usize];
+        let main = main_ps(record);
+        let stored = if waits_for_store(record) { form.out.work } else { 0 };
+        let power = power_of(compiled, form.main);
+        let powered = if power > 0 { main } else { 0 };
+        // A block's start needs no power.
+        (role.block_ps + main + stored, powered, u128::from(power) * u128::from(powered) / PS_PER_S)
+    };
+    compiled.costs.iter().map(of).collect()
 }
 
 /// FLOP/s that flows of a class take from the power of their own chip.

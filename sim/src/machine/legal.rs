@@ -41,11 +41,11 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("attention_power", 0.01, 100.0, false),
 ];
 
-/// Units at the end of a name. A rate below a kilobyte or a megaflop a second moves nothing in any time that somebody
-/// waits for; ranks that are threads of a CPU come within some factors of ten of it.
+/// Units at the end of a name. A rate below a byte or a kiloflop a second moves nothing in any time that somebody
+/// waits for; ranks that are threads of an emulated CPU come within some factors of ten of it.
 const UNITS: &[(&str, &str, f64, f64)] = &[
-    ("_gbs", "GB/s", 1e-6, 1e6),
-    ("_tflops", "TFLOPS", 1e-6, 1e6),
+    ("_gbs", "GB/s", 1e-9, 1e6),
+    ("_tflops", "TFLOPS", 1e-9, 1e6),
     ("_ns", "ns", 0.0, 1e9),
     ("_us", "us", 0.0, 1e7),
     ("_ms", "ms", 0.0, 1e6),
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused_with_line_and_range() {
         for (name, bad, allowed) in [
-            ("hbm_gbs", "1e-30", "from 0.000001 to 1000000 GB/s"),
+            ("hbm_gbs", "1e-30", "from 0.000000001 to 1000000 GB/s"),
             ("hbm_gbs", "inf", "GB/s"),
             ("hbm_gbs", "nan", "GB/s"),
             ("hbm_gbs", "-1", "GB/s"),

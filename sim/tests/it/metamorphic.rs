@@ -7,7 +7,7 @@ use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::{Machine, engine};
 
 /// A layered schedule drawn by seed: strided lists of copies to neighbours, each behind flags of the layer before.
-fn draw(seed: u64, larger: Option<usize>) -> Schedule {
+pub fn draw(seed: u64, larger: Option<usize>) -> Schedule {
     let mut random = Random(seed);
     let (layers, width) = (random.within(2, 5) as u32, random.within(2, 12) as u32);
     let mut tasks = Vec::new();
@@ -37,7 +37,7 @@ fn end(schedule: &Schedule, machine: &Machine, shared: bool, late: Option<u64>) 
 }
 
 /// The round machine with links and memory that a few CTAs fill, and noise that only delays one rank.
-fn narrow() -> Machine {
+pub fn narrow() -> Machine {
     with(
         round_machine(Fabric::IbRc),
         &[

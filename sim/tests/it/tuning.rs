@@ -1,5 +1,6 @@
 //! No split beats its lower bound, the bounds are tight where one thing decides, and the search finds the optimum.
 
+use crate::metamorphic::{draw, narrow};
 use crate::support::*;
 use tilewire_kernels::schedule::{At, Claim, CtaCount, Drain};
 use tilewire_kernels::{Fabric, RoleKind, RoleSplit, Schedule};
@@ -92,6 +93,32 @@ fn bounds_are_tight_where_one_thing_decides() {
     let proxy = with(round_machine(Fabric::IbRc), &[("proxy.in_flight", 20.0), ("proxy.push_ns", 100.0)]);
     let excess = excess(&puts, &proxy, split(0, 0, 1, 0));
     assert!((0.0..0.05).contains(&excess), "{excess}");
+}
+
+/// Layers of copies, each behind a copy of the layer before on some rank.
+#[test]
+fn chains_bound_random_layers_and_are_exact_where_nothing_is_scarce() {
+    let wide: Vec<(&str, f64)> =
+        ["nvlink.egress_gbs", "nvlink.ingress_gbs", "gpu.hbm_gbs"].map(|name| (name, 1e5)).to_vec();
+    let plenty = with(narrow(), &wide);
+    let mut closer = 0;
+    for seed in 0..200 {
+        let schedule = draw(seed, None);
+        let narrow = Simulation::new(&schedule, &narrow(), &full()).expect("compiles");
+        let bound = LowerBound::new(&narrow);
+        let ends: Vec<u64> = (1..=12).map(|ctas| narrow.time_ps(&split(ctas, 0, 0, 0)).expect("runs")).collect();
+        for (ctas, end) in (1..).zip(&ends) {
+            let least = bound.at_most([ctas, 0, 0, 0]);
+            assert!(least <= *end, "seed {seed}, {ctas} CTAs: {end} ps beats {least} ps");
+            closer += u32::from(least as f64 > 0.8 * *end as f64);
+        }
+        let best = ends.iter().min().expect("twelve");
+        assert!(bound.at_most([132, 0, 0, 0]) <= *best, "seed {seed}: {best} ps is the best found");
+        let plenty = Simulation::new(&schedule, &plenty, &full()).expect("compiles");
+        let end = plenty.time_ps(&split(132, 0, 0, 0)).expect("runs");
+        assert_eq!(LowerBound::new(&plenty).at_most([132, 0, 0, 0]), end, "seed {seed}");
+    }
+    assert!(closer > 2_200, "{closer} of 2400 bounds within 20 %");
 }
 
 #[test]

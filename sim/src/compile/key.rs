@@ -1,0 +1,100 @@
+//! What the cost of a task depends on.
+
+use super::panels::Panels;
+use smallvec::SmallVec;
+use tilewire_kernels::schedule::{
+    At, CollectiveKind, CtaCount, Drain, Engine, GatherEntry, MainLoop, Op, Place, Role, Task, WriteMode,
+};
+
+/// A place as far as cost goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Where {
+    pub at: At,
+    pub bytes: u64,
+    pub add: bool,
+}
+
+/// Everything that a cost depends on, by op.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum CostKey {
+    Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
+    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
+    Merge { bytes: u64 },
+    Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
+    Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
+    Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
+    Put,
+    Collective { kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32 },
+    Fill { dst: Where },
+    Sync,
+}
+
+pub(super) fn cost_key(task: &Task, table: &[Option<GatherEntry>], role: &Role, panels: &mut Panels) -> CostKey {
+    let place = |p: &Place| Where { at: p.at, bytes: p.region.bytes(), add: false };
+    match &task.op {
+        Op::GemmTile { a, b, outs, tile, drain, main_loop, .. } => {
+            let misses = [panels.fetch(a.buffer.0, a.offset, a.bytes()), panels.fetch(b.buffer.0, b.offset, b.bytes())];
+            panels.next_tile();
+            let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
+            CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
+        }
+        Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
+            let misses = panels.fetch(k.buffer.0, k.offset, k.bytes()) + panels.fetch(v.buffer.0, v.offset, v.bytes());
+            panels.next_tile();
+            let state_bytes = state.map_or(0, |s| s.bytes());
+            let read = q.bytes() + if *first { 0 } else { state_bytes };
+            let written = if *last { 0 } else { state_bytes } + out.map_or(0, |o| o.o.bytes() + o.l.bytes());
+            CostKey::Attention {
+                tile: *tile,
+                steps: task.op.steps(),
+                head_dim: q.row_bytes / 2,
+                bytes: misses + read + written,
+                written: written + read - q.bytes(),
+                main_loop: *main_loop,
+            }
+        }
+        Op::AttentionMerge { parts, out } => {
+            let bytes = parts.iter().map(|p| p.o.bytes() + p.l.bytes()).sum::<u64>() + out.o.bytes() + out.l.bytes();
+            CostKey::Merge { bytes }
+        }
+        Op::Copy { src, dsts, engine, in_flight_bytes, load_store_overlap } => CostKey::Copy {
+            src: place(src),
+            dsts: dsts.iter().map(place).collect(),
+            engine: *engine,
+            in_flight: *in_flight_bytes,
+            overlap: *load_store_overlap,
+            lanes: role.lanes,
+        },
+        Op::GatherRows { table: slice, dst, in_flight_rows, load_store_overlap, .. } => {
+            let entries = &table[slice.start as usize..(slice.start + slice.len) as usize];
+            let local = entries.iter().flatten().filter(|e| e.dg == 0).count() as u32;
+            let remote = entries.iter().flatten().count() as u32 - local;
+            CostKey::Gather {
+                local,
+                remote,
+                zero: slice.len - local - remote,
+                row_bytes: dst.row_bytes,
+                in_flight: *in_flight_rows,
+                overlap: *load_store_overlap,
+            }
+        }
+        Op::Reduce { inputs, outputs, in_flight_bytes } => CostKey::Reduce {
+            inputs: inputs.iter().map(place).collect(),
+            outputs: outputs.iter().map(place).collect(),
+            in_flight: *in_flight_bytes,
+            lanes: role.lanes,
+        },
+        Op::Put { .. } => CostKey::Put,
+        Op::Collective { kind, src, dst } => CostKey::Collective {
+            kind: *kind,
+            bytes: src.bytes().max(dst.bytes()),
+            in_place: src == dst,
+            ctas: match role.ctas {
+                CtaCount::Fixed(ctas) => ctas,
+                CtaCount::FromSplit | CtaCount::AllBut(_) => u32::MAX,
+            },
+        },
+        Op::Fill { dst } => CostKey::Fill { dst: place(dst) },
+        Op::Sync => CostKey::Sync,
+    }
+}
