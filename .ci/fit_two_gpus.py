@@ -4,7 +4,8 @@ Usage: python3 .ci/fit_two_gpus.py path/to/tilewire            h200-nvlink, the 
        python3 .ci/fit_two_gpus.py path/to/tilewire emulated   the proxy of the emulated machines
 
 Coordinate search over grids, two rounds, from fixed starts. The loss is the mean over shapes of the mean error and 0.3 times
-the worst, so that every shape counts alike. A value at a grid's end is as good as the rows can say, not more.
+the worst, so that every shape counts alike. Some values trade against others: a later model finds another set that is as
+good, and a value at a grid's end is as good as the rows can say, not more.
 """
 import csv
 import math
