@@ -38,6 +38,8 @@ fn machines() -> Vec<Machine> {
         of("h200-efa", &[("gpu.hbm_gbs", 60.0), ("nvlink.egress_gbs", 20.0)]),
         of("h200-efa", &[("proxy.post_ns", 9000.0), ("proxy.completion_ns", 7000.0), ("proxy.in_flight", 2.0)]),
         of("h200-cx7", &[("nic.rail_gbs", 2.0), ("nvlink.ingress_gbs", 20.0), ("proxy.completion_ns", 20_000.0)]),
+        of("h200-nvlink", &[]),
+        of("h200-nvlink", &[("nvlink.egress_gbs", 40.0)]),
         of("h200-efa", &[("noise.clock_sigma", 0.2), ("noise.flag_sigma", 0.5), ("gpu.droop_knee_tflops", 20.0)]),
     ]
 }
