@@ -304,13 +304,9 @@ fn main() {
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (command, file) = match &arguments[..] {
-        [command, file, ..] => (command.as_str(), file.as_str()),
-        _ => {
-            let commands =
-                "compile CUBIN | check CUBIN [CASE] | stuck CUBIN | pace CUBIN | timeline CUBIN | moves CUBIN";
-            return Err(format!("measure {commands}").into());
-        }
+    let [command, file, ..] = &arguments[..] else {
+        let commands = "compile CUBIN | check CUBIN [CASE] | stuck CUBIN | pace CUBIN | timeline CUBIN | moves CUBIN";
+        return Err(format!("measure {commands}").into());
     };
     if command == "compile" {
         let begin = Instant::now();
