@@ -8,8 +8,8 @@
 //!   crosses it runs at some `theta`, and `B * theta + (what the flows get) <= C`. Over a run that moves `W` in all and
 //!   whose busiest worker spends `S` in such flows at full speed, `C * time >= B * S + W`. `S` falls with the number of
 //!   computing CTAs, so this is the droop of the clock as a bound: more SMs help, but less and less.
-//! - *Chains of dependent tasks* ([`chain`]): work that can begin no earlier than `x` and has at least `y` behind it fits
-//!   into the time less `x + y` ([`need`]), for each of the three arguments above.
+//! - *Chains of dependent tasks* (`chain`): work that can begin no earlier than `x` and has at least `y` behind it fits
+//!   into the time less `x + y` (`need`), for each of the three arguments above.
 
 mod chain;
 mod need;
