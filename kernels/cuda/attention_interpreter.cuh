@@ -88,9 +88,9 @@ struct AttentionInterpreter {
       }
       stamp_taken(p, index);
       Next::arrived();
-      const u32 steps = Next::task(turn).steps, flags = Next::task(turn).flags, step_waits = Next::task(turn).step_waits;
+      const u32 flags = Next::task(turn).flags;
       const bool stateful = (flags & (kFirst | kLast)) != (kFirst | kLast);
-      order_now.steps = steps;
+      order_now.steps = Next::task(turn).steps;
       order_now.flags = flags;
       if (stateful) order_now.state = Next::region(turn, 3).address;
       if (flags & kLast) order_now.logs = Next::region(turn, stateful ? 5 : 4).address;
@@ -102,8 +102,9 @@ struct AttentionInterpreter {
       mbarrier_arrive_expect_bytes(smem + Tile::kQFull, Tile::kQBytes);
       tma_load(smem + Tile::kQ, &maps.map[Next::region(turn, 0).map], smem + Tile::kQFull, Next::region(turn, 0).row, 0);
       u32 next = kNone;
-      for (u32 j = 0; j < steps; ++j) {
-        if (step_waits > 0) Next::await_step(p, turn, index, step_waits, j, steps);
+      for (u32 j = 0; j < Next::task(turn).steps; ++j) {
+        const u32 steps = Next::task(turn).steps;
+        if (const u32 step_waits = Next::task(turn).step_waits) Next::await_step(p, turn, index, step_waits, j, Next::task(turn).steps);
         // Read anew at every step, because registers are dear, and before the wait, because after it every cycle counts.
         const u32 k_map = Next::region(turn, 1).map, k_row = Next::region(turn, 1).row + j * kKvRows;
         mbarrier_wait(smem + Tile::kKEmpty + at.slot * 8, at.parity ^ 1);
