@@ -72,7 +72,7 @@ pub struct Tuned {
     pub gap: f64,
     /// Everything that was simulated, in order.
     pub tried: Vec<Tried>,
-    /// Splits that are legal.
+    /// Splits that were searched.
     pub splits: u64,
 }
 
@@ -82,14 +82,23 @@ struct Bounds {
     high: [u32; 4],
 }
 
-/// Which CTA counts a split may give each role: (at least, at most).
+/// Which CTA counts a split may give each role: (at least, at most). None are enough for a role whose tasks are done by
+/// CTAs that come from another one.
 fn legal(compiled: &Compiled) -> ([u32; 4], [u32; 4]) {
     let (mut low, mut high) = ([0; 4], [0; 4]);
     for program in &compiled.programs {
-        for role in program.roles.iter().filter(|r| r.ctas == CtaCount::FromSplit && r.tasks > 0) {
-            let k = kind_index(role.kind);
-            high[k] = compiled.times.sms;
-            low[k] = 1;
+        for launch in &compiled.launches {
+            for r in launch.roles.clone() {
+                let role = &program.roles[r];
+                if role.ctas != CtaCount::FromSplit || role.tasks == 0 {
+                    continue;
+                }
+                let k = kind_index(role.kind);
+                high[k] = compiled.times.sms;
+                if launch.roles.clone().all(|other| program.roles[other].recycle as usize != r) {
+                    low[k] = 1;
+                }
+            }
         }
     }
     (low, high)
@@ -201,7 +210,14 @@ pub fn tune(
         (0..4).all(|k| (low[k]..=high[k]).contains(&counts[k])) && s.total() <= u64::from(sms)
     };
     let mut first: Vec<[u32; 4]> = start.iter().filter(in_range).map(counts_of).collect();
-    first.push(whole.candidate(sms));
+    // With and without CTAs of the roles that need none.
+    for none in 0..16_usize {
+        let may = |k: usize| none >> k & 1 == 0 || (low[k] == 0 && high[k] > 0);
+        if (0..4).all(may) {
+            let high = std::array::from_fn(|k| if none >> k & 1 == 1 { 0 } else { high[k] });
+            first.push(Bounds { low, high }.candidate(sms));
+        }
+    }
     search.simulate(&first);
     search.descend(low, high, sms);
 

@@ -5,11 +5,12 @@
 //! all adds of a flag is a successor of everybody who raises it: the longest way to the end is the *tail*. Who waits for
 //! only some of the adds gets a head (the earliest adds that suffice), and gives no tails.
 
-use crate::compile::{Compiled, CostRecord, Form, NONE, Program, PublishC, SPAN, SignalC, TaskC, WaitC, Work};
+use crate::compile::{Compiled, CostRecord, Form, NONE, Program, PublishC, SPAN, SignalC, TaskC, Times, WaitC, Work};
 use crate::engine::UNWATCHED;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use tilewire_kernels::Offset;
+use tilewire_kernels::schedule::Drain;
 
 /// Head and tail of what a task asks for, ps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,10 +104,9 @@ struct Forward<'a> {
 /// Marks the start of a launch among the flags of events.
 const LAUNCH: u32 = u32::MAX;
 
-/// Time of a task's main part alone.
-pub(super) fn main_ps(record: &CostRecord) -> u64 {
-    let form = &record.forms[Form::Whole as usize];
-    form.fixed + form.step * u64::from(record.steps)
+/// Time of a task's main part alone, less what it may have done while the output of the tile before waited.
+pub(super) fn main_ps(times: &Times, record: &CostRecord) -> u64 {
+    rest_of_steps(times, record, 0, 1)
 }
 
 /// Time of the store of a tile's result alone.
@@ -119,11 +119,12 @@ fn out_ps(record: &CostRecord) -> u64 {
 }
 
 /// From a flag at `index` of `count` until the end of the main part that needs it at a step.
-fn rest_of_steps(record: &CostRecord, index: u32, count: u32) -> u64 {
+fn rest_of_steps(times: &Times, record: &CostRecord, index: u32, count: u32) -> u64 {
     let steps = u64::from(record.steps);
     let needed_by = (u64::from(index) * steps).div_ceil(u64::from(count));
+    let ahead = if record.drain == Drain::Overlap { times.ahead_steps } else { 0 };
     let form = &record.forms[Form::Whole as usize];
-    form.fixed + form.step * (steps - needed_by.min(steps))
+    form.fixed + form.step * (steps - needed_by.min(steps)).saturating_sub(ahead)
 }
 
 impl Chains {
@@ -295,7 +296,7 @@ impl<'a> Forward<'a> {
             Gated::Step => {
                 pending.other -= 1;
                 pending.first_step = pending.first_step.max(first);
-                pending.main_end = pending.main_end.max(now + rest_of_steps(record, index, count));
+                pending.main_end = pending.main_end.max(now + rest_of_steps(&self.c.times, record, index, count));
             }
             Gated::Output => {
                 pending.other -= 1;
@@ -365,7 +366,7 @@ impl<'a> Forward<'a> {
         let role = program.roles.partition_point(|role| role.first + role.tasks <= t);
         let g = self.task0[rank] + t as usize;
         let pending = self.pending[g];
-        let main = pending.first_step + program.roles[role].block_ps + main_ps(record);
+        let main = pending.first_step + program.roles[role].block_ps + main_ps(&self.c.times, record);
         let main = main.max(pending.main_end).max(pending.output);
         let end = main + out_ps(record);
         (self.begins[g], self.mains[g]) = (pending.first_step, main);
@@ -498,8 +499,9 @@ impl Backward<'_, '_> {
             let (all, steps) = &self.spans[f.span0[rank] + s as usize];
             let run = &program.spans[s as usize];
             let index = if run.count > 1 { (flag - run.flag) / run.stride.max(1) } else { 0 };
-            let step =
-                |&(cost, tail): &(u16, u64)| rest_of_steps(&f.c.costs[usize::from(cost)], index, run.count) + tail;
+            let step = |&(cost, tail): &(u16, u64)| {
+                rest_of_steps(&f.c.times, &f.c.costs[usize::from(cost)], index, run.count) + tail
+            };
             tail = tail.max(*all).max(steps.iter().map(step).max());
         }
         tail
@@ -536,7 +538,7 @@ impl Backward<'_, '_> {
             message.tail = times.network.max(1) + arrived.max(sent).unwrap_or(0);
             after_main = after_main.max(post + put.flow.work + message.tail);
         }
-        self.wait_for(rank, task, role.block_ps + main_ps(record) + after_main, after_main);
+        self.wait_for(rank, task, role.block_ps + main_ps(&f.c.times, record) + after_main, after_main);
         let main = Window { head: f.begins[g], tail: after_main };
         [main, Window { head: f.mains[g], tail: late }, message]
     }
@@ -550,7 +552,7 @@ impl Backward<'_, '_> {
             let tail = match gate {
                 Gated::Start => from_start,
                 Gated::Output => after_main,
-                Gated::Step => rest_of_steps(record, 0, 1) + after_main,
+                Gated::Step => rest_of_steps(&f.c.times, record, 0, 1) + after_main,
             };
             if wait.on & SPAN == 0 {
                 let at = rank * f.flags + wait.on as usize;

@@ -1,6 +1,6 @@
 //! Lower bounds on the time of a split: no simulation of it can be faster.
 //!
-//! Three arguments, each a consequence of how the engine shares and hands out work:
+//! Four arguments, each a consequence of how the engine shares and hands out work:
 //!
 //! - *A resource* with capacity `C` carries at most `C`: all bytes that the ranks' tasks take from it, over `C`.
 //! - *A role* of `n` workers whose tasks hold them for `t` at full speed: the worker with most tasks needs their sum.
@@ -9,7 +9,7 @@
 //!   whose busiest worker spends `S` in such flows at full speed, `C * time >= B * S + W`. `S` falls with the number of
 //!   computing CTAs, so this is the droop of the clock as a bound: more SMs help, but less and less.
 //! - *Chains of dependent tasks* (`chain`): work that can begin no earlier than `x` and has at least `y` behind it fits
-//!   into the time less `x + y` (`need`), for each of the three arguments above.
+//!   into the time less `x + y` (`need`), for each of the arguments above.
 
 mod chain;
 mod need;
@@ -198,7 +198,7 @@ fn waits_for_store(record: &CostRecord) -> bool {
 fn held_by_cost(compiled: &Compiled, role: &RoleC) -> Vec<(u64, u64, u128)> {
     let of = |record: &CostRecord| {
         let form = &record.forms[Form::Whole as usize];
-        let main = main_ps(record);
+        let main = main_ps(&compiled.times, record);
         let stored = if waits_for_store(record) { form.out.work } else { 0 };
         let power = power_of(compiled, form.main);
         let powered = if power > 0 { main } else { 0 };
@@ -217,7 +217,7 @@ fn power_of(compiled: &Compiled, class: u32) -> u64 {
     demands.filter(|(_, kind, _)| *kind == ResourceKind::Chip).map(|&(_, _, rate)| rate).sum()
 }
 
-/// Time of the busiest worker by number of CTAs, from 0 to `sms`.
+/// Time of the busiest worker with up to so many CTAs, from 0 to `sms`: the least over all counts of 1 or more.
 fn busiest(times: &[u64], claim: Claim, lanes: u32, sms: u32) -> Vec<u64> {
     let total: u128 = times.iter().map(|&t| u128::from(t)).sum();
     let longest = times.iter().copied().max().unwrap_or(0);
@@ -236,7 +236,15 @@ fn busiest(times: &[u64], claim: Claim, lanes: u32, sms: u32) -> Vec<u64> {
             Claim::Ticket | Claim::Ready { .. } => (total.div_ceil(workers as u128) as u64).max(longest),
         }
     };
-    (0..=sms).map(with).collect()
+    // More CTAs can hold the busiest one longer: strided tasks of unequal times meet in other ways. A bound for all
+    // counts up to one must hold for the best of them.
+    let mut least = UNREACHABLE;
+    (0..=sms)
+        .map(|ctas| {
+            least = if ctas == 0 { UNREACHABLE } else { least.min(with(ctas)) };
+            if ctas == 0 { with(0) } else { least }
+        })
+        .collect()
 }
 
 /// The largest, over all ranks and resources, of what all tasks take from it over its capacity.
@@ -267,7 +275,7 @@ fn work_by_class(compiled: &Compiled, program: &Program) -> Vec<u128> {
     for task in &program.tasks {
         let record = &compiled.costs[usize::from(task.cost)];
         let form = &record.forms[Form::Whole as usize];
-        add(form.main, form.fixed + form.step * u64::from(record.steps));
+        add(form.main, main_ps(&compiled.times, record));
         add(form.out.class, form.out.work);
     }
     for put in &program.puts {
@@ -307,4 +315,16 @@ fn proxies(compiled: &Compiled) -> u64 {
 /// Position of a role in [`RoleKind::ALL`].
 pub(crate) fn kind_index(kind: RoleKind) -> usize {
     RoleKind::ALL.iter().position(|&k| k == kind).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_ctas_never_raise_the_bound_of_a_strided_role() {
+        // With three workers one of them gets both long tasks, 20; with two each gets one, 12.
+        let times = [10, 1, 1, 10, 1, 1];
+        assert_eq!(busiest(&times, Claim::Strided, 1, 4), [UNREACHABLE, 24, 12, 12, 11]);
+    }
 }

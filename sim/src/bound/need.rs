@@ -53,7 +53,7 @@ pub(super) fn of_resources(c: &Compiled, chains: &Chains) -> u64 {
                     loads[target * per_rank + kind.index(c.times.rails) as usize].push((window, load as u64));
                 }
             };
-            add(form.main, main_ps(record), chains.main[g]);
+            add(form.main, main_ps(&c.times, record), chains.main[g]);
             if form.deferred.class == NONE {
                 add(form.out.class, form.out.work, chains.out[g]);
             }
