@@ -274,17 +274,6 @@ impl<'a> ClusterRunner<'a> {
         (0..count).map(|_| self.run().map(|time| time.slowest())).collect()
     }
 
-    /// Runs `warm_up` times, then `repeats` times; returns the latter.
-    ///
-    /// # Errors
-    /// As [`ClusterRunner::run`].
-    pub fn time(&mut self, warm_up: u32, repeats: u32) -> Result<Vec<ClusterTime>, HwError> {
-        for _ in 0..warm_up {
-            self.run()?;
-        }
-        (0..repeats).map(|_| self.run()).collect()
-    }
-
     /// Poisons the memory of all ranks that holds no inputs.
     ///
     /// # Errors

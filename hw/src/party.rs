@@ -24,7 +24,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Ranks that arrived, over all meetings; whether one failed.
 const ARRIVED: Word = Word::new(0, 0);
@@ -33,6 +33,8 @@ const BROKEN: Word = Word::new(1, 0);
 
 /// How long a descriptor may take between two processes that both are at it.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks for a connection.
+const POLL: Duration = Duration::from_millis(1);
 
 /// The processes of a cluster.
 pub struct Party {
@@ -59,6 +61,7 @@ impl Party {
         let meeting = segments.into_iter().next().flatten().ok_or_else(|| lost("rank 0 has no segment"))?;
         let socket = std::env::temp_dir().join(format!("tilewire-{}", crate::bootstrap::fresh_secret()));
         let descriptors = UnixListener::bind(&socket).map_err(lost)?;
+        descriptors.set_nonblocking(true).map_err(lost)?;
         let all = session.exchange(socket.to_string_lossy().as_bytes()).map_err(lost)?;
         let sockets = all.iter().map(|path| PathBuf::from(String::from_utf8_lossy(path).into_owned())).collect();
         debug_assert!(rank < all.len());
@@ -117,7 +120,7 @@ impl Party {
             open.push(stream);
         }
         for _ in 1..self.ranks() {
-            let (stream, _) = self.descriptors.accept().map_err(lost)?;
+            let stream = self.accept()?;
             let (rank, descriptor) = receive(&stream)?;
             let place = all.get_mut(rank as usize).filter(|place| place.is_none() && rank as usize != me);
             *place.ok_or_else(|| lost(format!("a descriptor of rank {rank} that nobody expects")))? = Some(descriptor);
@@ -125,10 +128,31 @@ impl Party {
         self.session.barrier().map_err(lost)?;
         Ok(all)
     }
+
+    /// The next process that connects, as long as none is lost and patience lasts.
+    fn accept(&self) -> Result<UnixStream, HwError> {
+        let begin = Instant::now();
+        loop {
+            match self.descriptors.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(false).map_err(lost)?;
+                    return Ok(stream);
+                }
+                Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(lost(error)),
+                Err(_) if self.session.stop().load(Ordering::Relaxed) => return Err(lost("another rank failed")),
+                Err(_) if begin.elapsed() > PATIENCE => {
+                    return Err(lost(format!("no rank connected within {} s", PATIENCE.as_secs())));
+                }
+                Err(_) => std::thread::sleep(POLL),
+            }
+        }
+    }
 }
 
 impl Drop for Party {
     fn drop(&mut self) {
+        // Whoever still waits at the barrier waits for nobody: every run that ends well ends in an exchange behind it.
+        self.meeting.word(BROKEN).store(1, Ordering::Release);
         let _ = std::fs::remove_file(&self.sockets[self.rank()]);
     }
 }

@@ -24,6 +24,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How long a broken connection's reader may take to hand on what the peer said last.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// How to join.
 #[derive(Clone)]
 pub struct Join {
@@ -262,6 +265,11 @@ impl Session {
 
     fn send(&self, link: &Link, bytes: &[u8]) -> Result<(), BootstrapError> {
         link.send(Kind::Data, bytes).map_err(|error| {
+            // A peer that gave up said why before it closed, and what it said can still be read.
+            let begin = Instant::now();
+            while self.shared.failure().is_none() && begin.elapsed() < LAST_WORDS {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             let failure = BootstrapError::Peer { rank: link.rank, why: format!("lost: {error}") };
             self.shared.fail(failure.clone());
             self.shared.failure().unwrap_or(failure)
