@@ -77,7 +77,17 @@ struct Reading {
 /// [`ExperimentError`].
 pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
-    let base = source.machine_or(MACHINE)?;
+    let mut base = source.machine_or(MACHINE)?;
+    // One rail is measured; a rank takes one NIC of however many.
+    base.nic.rails.value = 1.0;
+    if args.ranks.transport.name() == "verbs-srd" {
+        let problem = "verbs-srd writes no flags after data, which the readings time; allowed: loopback, verbs-rc";
+        return Err(ExperimentError::refused("--transport", problem));
+    }
+    if let Some(several) = args.ranks.nics.iter().find(|names| names.contains('+')) {
+        let problem = format!("{several}: several NICs of a rank; allowed: one, whose rail is measured");
+        return Err(ExperimentError::refused("--nics", problem));
+    }
     if !wire(&args.ranks, &base, 0)?.carries(base.fabric) {
         let problem = format!(
             "{} does not carry the fabric of {}, {}; name a machine of its fabric with --machine",

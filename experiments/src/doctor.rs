@@ -128,12 +128,12 @@ fn parts(probe: &Probe) -> Vec<Part> {
             name: "ranks",
             present: any_wire,
             found: wires,
-            without: "puts over a NIC: ranks on one host use loopback",
+            without: "puts over a NIC: ranks on one host use loopback; those of GPUs are not driven over a NIC yet",
         },
     ]
 }
 
-/// What carries the puts of each rank here, one for each GPU, or one on the CPU where there is none; and whether any
+/// What would carry the puts of each rank here, one for each GPU, or one on the CPU where there is none; and whether any
 /// rank has a NIC.
 fn wires(probe: &Probe, gpus: &[Gpu]) -> (bool, String) {
     let active: Vec<&str> = probe.rdma.iter().filter_map(|device| device.transport).collect();
@@ -149,7 +149,7 @@ fn wires(probe: &Probe, gpus: &[Gpu]) -> (bool, String) {
     let rank = |(index, gpu): (usize, &Gpu)| {
         let memory = if gpu.dma_buf { "dmabuf, else nvidia-peermem" } else { "nvidia-peermem" };
         match wire(&Seat::of_gpu(&gpu.bus_id, index)) {
-            Some(nic) => format!("GPU {index}: {transport} by {nic}, memory by {memory}, else a host bounce buffer"),
+            Some(nic) => format!("GPU {index}: nearest {transport} by {nic}, memory by {memory} (not driven yet)"),
             None => format!("GPU {index}: loopback"),
         }
     };

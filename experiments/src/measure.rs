@@ -147,7 +147,12 @@ pub fn execute(
     let mut kept = None;
     if gpu.party().is_none_or(|party| party.rank() == 0) {
         let file = root.join("rows.csv");
-        let known = if file.exists() { resumed(&file, &setting, experiment)? } else { Vec::new() };
+        let known = if file.exists() {
+            same_run(root, experiment, source)?;
+            resumed(&file, &setting)?
+        } else {
+            Vec::new()
+        };
         output(experiment, source, root)?;
         kept = Some(Kept::open(file, known)?);
     }
@@ -328,7 +333,7 @@ fn bit_reversed(n: usize) -> Vec<usize> {
 }
 
 /// The rows of a run that was stopped.
-fn resumed(file: &Path, setting: &Setting, experiment: &Experiment) -> Result<Vec<MeasuredRow>, ExperimentError> {
+fn resumed(file: &Path, setting: &Setting) -> Result<Vec<MeasuredRow>, ExperimentError> {
     let rows = row::read(file)?;
     let facts = &setting.facts;
     let revision = crate::provenance::REVISION.unwrap_or_default();
@@ -350,12 +355,23 @@ fn resumed(file: &Path, setting: &Setting, experiment: &Experiment) -> Result<Ve
             }
         }
     }
-    let copy = file.with_file_name("experiment.toml");
-    if std::fs::read_to_string(&copy).is_ok_and(|text| text != experiment.text) {
-        let problem = "is of another experiment; choose another directory with -o";
-        return Err(ExperimentError::refused(copy.display().to_string(), problem));
-    }
     Ok(rows)
+}
+
+/// Refuses to go on in a directory whose rows were measured for another experiment or with another machine file.
+pub(crate) fn same_run(root: &Path, experiment: &Experiment, source: &Source) -> Result<(), ExperimentError> {
+    let mut files = vec![(root.join("experiment.toml"), experiment.text.clone())];
+    for group in &experiment.groups {
+        let machine = &group.case.target.machine;
+        files.push((root.join(format!("machines/{}.toml", machine.name)), source.machine_text(machine)?));
+    }
+    for (file, now) in files {
+        if std::fs::read_to_string(&file).is_ok_and(|text| text != now) {
+            let problem = "is not what this run would use; choose another directory with -o";
+            return Err(ExperimentError::refused(file.display().to_string(), problem));
+        }
+    }
+    Ok(())
 }
 
 fn output(experiment: &Experiment, source: &Source, root: &Path) -> Result<Output, ExperimentError> {

@@ -6,7 +6,7 @@ use crate::cli::{MeasureArgs, RankArgs};
 use crate::engine;
 use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Group};
-use crate::measure::{hazards, splits};
+use crate::measure::{hazards, same_run, splits};
 use crate::measure_row::today;
 use crate::plan::{Case, Source};
 use crate::progress;
@@ -53,7 +53,7 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         return Err(ExperimentError::refused(other.group.case.to_string(), problem));
     }
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-host", experiment.name)));
-    let ready = || writable(&root).and_then(|()| resumed(&root, &experiment));
+    let ready = || writable(&root).and_then(|()| resumed(&root, &experiment, &source));
     let session = match take_part(&args.ranks, cluster, "--device host", || ready().map(|_| ()))? {
         Part::Parent => return Ok(String::new()),
         Part::Rank(session) => session,
@@ -98,8 +98,8 @@ struct Run<'a> {
 type Row = [String; COLUMNS.len()];
 
 /// The rows that a run which was stopped has left.
-fn resumed(root: &Path, experiment: &Experiment) -> Result<Vec<Row>, ExperimentError> {
-    let (file, copy) = (root.join("rows.csv"), root.join("experiment.toml"));
+fn resumed(root: &Path, experiment: &Experiment, source: &Source) -> Result<Vec<Row>, ExperimentError> {
+    let file = root.join("rows.csv");
     if !file.exists() {
         return Ok(Vec::new());
     }
@@ -107,9 +107,7 @@ fn resumed(root: &Path, experiment: &Experiment) -> Result<Vec<Row>, ExperimentE
         let problem = format!("{what}; choose another directory with -o");
         Err(ExperimentError::refused(place.display().to_string(), problem))
     };
-    if std::fs::read_to_string(&copy).is_ok_and(|text| text != experiment.text) {
-        return refuse(&copy, "is of another experiment");
-    }
+    same_run(root, experiment, source)?;
     let read = |error: csv::Error| ExperimentError::Read { file: file.clone(), message: error.to_string() };
     let mut reader = csv::Reader::from_path(&file).map_err(read)?;
     if reader.headers().map_err(read)?.iter().ne(COLUMNS) {

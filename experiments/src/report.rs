@@ -56,6 +56,9 @@ pub fn run(args: &ReportArgs) -> Result<String, ExperimentError> {
     }
     page += "</html>\n";
     let path = args.output.clone().unwrap_or_else(|| args.folder.join("report.html"));
+    if path.extension().is_none_or(|extension| extension != "html") {
+        return Err(ExperimentError::refused("-o", format!("{}, allowed: a name that ends in .html", path.display())));
+    }
     fs::write(&path, &page).map_err(|error| ExperimentError::write(&path, error))?;
     let names: Vec<&str> = sections.iter().map(|section| section.name.as_str()).collect();
     Ok(format!("{} sections: {}\nwrote {}\n", names.len(), names.join(", "), path.display()))
@@ -120,7 +123,7 @@ impl Section {
             let _ = writeln!(html, "<dt>{}</dt><dd>{}</dd>", escaped(key), escaped(&said(value)));
         }
         html += "</dl>\n";
-        for path in entries(&self.folder)? {
+        for path in entries(&self.folder)?.into_iter().filter(|path| path.is_file()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             match path.extension().and_then(|extension| extension.to_str()) {
                 Some("svg") => {

@@ -78,7 +78,14 @@ fn a_run_that_was_stopped_goes_on_and_another_experiment_is_refused() {
     let output = measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "out"], &[]);
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.contains("is of another experiment; choose another directory with -o"), "{text}");
+    assert!(text.contains("is not what this run would use; choose another directory with -o"), "{text}");
+    // A machine file chooses the transport: rows of another one are not mixed with this one's.
+    let machines = directory.path().join("out/machines");
+    let machine = std::fs::read_dir(machines).expect("kept").next().expect("one").expect("read").path();
+    let other = std::fs::read_to_string(&machine).expect("kept") + "\n# other\n";
+    std::fs::write(&machine, other).expect("writable");
+    assert_eq!(measure(directory.path(), &first, &["--spawn", "-o", "out"], &[]).status.code(), Some(2));
+    assert_eq!(rows(), before);
 }
 
 #[test]
