@@ -238,13 +238,11 @@ fn busiest(times: &[u64], claim: Claim, lanes: u32, sms: u32) -> Vec<u64> {
     };
     // More CTAs can hold the busiest one longer: strided tasks of unequal times meet in other ways. A bound for all
     // counts up to one must hold for the best of them.
-    let mut least = UNREACHABLE;
-    (0..=sms)
-        .map(|ctas| {
-            least = if ctas == 0 { UNREACHABLE } else { least.min(with(ctas)) };
-            if ctas == 0 { with(0) } else { least }
-        })
-        .collect()
+    let least = (1..=sms).scan(UNREACHABLE, |least, ctas| {
+        *least = with(ctas).min(*least);
+        Some(*least)
+    });
+    std::iter::once(with(0)).chain(least).collect()
 }
 
 /// The largest, over all ranks and resources, of what all tasks take from it over its capacity.
