@@ -34,4 +34,5 @@ pub mod reduced;
 mod samples;
 pub mod timeline;
 pub mod transport;
+mod upload;
 pub mod values;
