@@ -88,6 +88,9 @@ section! {
         hbm_write_bytes_per_byte,
         /// Operand panels touched within this many bytes, in issue order, are found in L2.
         l2_window_mib,
+        /// Share of the operand panels of the wave before that are found in L2 beyond the window, once CTAs have drifted
+        /// apart.
+        l2_drift_hits,
         /// Matrix throughput of the chip from which on the clock droops: the power limit is reached.
         droop_knee_tflops,
         /// Power that does not depend on the matrix work, as matrix throughput of the same power at full clock. Above

@@ -36,6 +36,7 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("bus_gpus", 1.0, 1024.0, true),
     ("oversubscription", 1.0, 1000.0, false),
     ("add_link_bytes_per_byte", 0.1, 100.0, false),
+    ("l2_drift_hits", 0.0, 1.0, false),
     ("hbm_write_bytes_per_byte", 0.1, 100.0, false),
     ("hbm_power_flop_per_byte", 0.0, 1e6, false),
     ("store_steps", 0.0, 1024.0, true),
