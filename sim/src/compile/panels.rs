@@ -80,3 +80,57 @@ impl Panels {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes fetched in each wave by tiles that use one panel each: `panel(tile)`.
+    fn waves(panels: &mut Panels, count: u32, panel: impl Fn(u32) -> u64) -> Vec<u64> {
+        let wave = panels.wave;
+        let mut fetched = vec![0; count as usize];
+        for tile in 0..count * wave {
+            fetched[(tile / wave) as usize] += panels.fetch(0, panel(tile), 1000);
+            panels.next_tile();
+        }
+        fetched
+    }
+
+    fn panels(window: u64, drift_hits: f64) -> Panels {
+        Panels {
+            last: FastMap::default(),
+            uses: VecDeque::new(),
+            next: 0,
+            bytes: 0,
+            tile: 0,
+            window,
+            wave: 10,
+            drift_hits,
+        }
+    }
+
+    #[test]
+    fn a_window_that_holds_a_round_of_panels_fetches_them_once() {
+        let fetched = waves(&mut panels(10_000, 0.3), 20, |tile| u64::from(tile % 10));
+        assert_eq!(fetched.iter().sum::<u64>(), 10_000);
+    }
+
+    #[test]
+    fn ctas_that_drifted_apart_find_a_share_of_the_wave_before_and_nothing_older() {
+        // Ten panels, each used once a wave, and no window.
+        let fetched = waves(&mut panels(0, 0.3), 18, |tile| u64::from(tile % 10));
+        assert_eq!(fetched[..16], [10_000; 16]);
+        assert_eq!(fetched[16..], [7_000; 2]);
+        // Twenty panels: each was used two waves before.
+        let fetched = waves(&mut panels(0, 0.3), 20, |tile| u64::from(tile % 20));
+        assert_eq!(fetched, [10_000; 20]);
+    }
+
+    #[test]
+    fn a_hit_by_drift_still_takes_its_place_in_the_window() {
+        // Windows of all ten panels but one byte: the oldest leaves at the end of every wave and is all that is fetched.
+        let fetched = waves(&mut panels(9_999, 0.3), 18, |tile| u64::from(tile % 10));
+        assert_eq!(fetched[1..16], [1_000; 15]);
+        assert_eq!(fetched[16..], [700; 2]);
+    }
+}
