@@ -24,7 +24,7 @@ def write_rows(folders):
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(("quantity", "conditions", "value", "unit", "notes"))
     for folder in folders:
-        for r in csv.reader(open(f"{folder}/raw.csv")):
+        for r in csv.reader(open(f"{folder}/raw10.csv")):
             if r[0] == "mix":
                 every, ctas, read, write = int(r[1]), r[2], float(r[3]), float(r[4])
                 what = "writes" if every == 0 else "reads" if every > 1000 else f"1 write in {every} reads"
