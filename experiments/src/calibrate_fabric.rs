@@ -12,7 +12,7 @@ use crate::calibrate::{Fitted, line, machine_text, shortest};
 use crate::cli::{CalibrateArgs, ProtocolArg};
 use crate::engine::{self, Prepared};
 use crate::error::ExperimentError;
-use crate::measure_host::{memory_directory, point};
+use crate::measure_host::{Runs, memory_directory, point};
 use crate::measure_row::today;
 use crate::plan::{Case, Draft, Source, flagged, split};
 use crate::progress;
@@ -128,7 +128,9 @@ fn calibrate(
         let case = case(source, base, shape)?;
         let schedule = engine::build(&case)?;
         let split = split(SPLIT).map_err(|refusal| ExperimentError::refused("split", refusal.problem))?;
-        let report = point(&args.ranks, &case, &schedule, split, session, 5).map_err(|error| lost("gemm_rs", error))?;
+        let often = Runs { count: 5, record: false };
+        let report =
+            point(&args.ranks, &case, &schedule, split, session, often).map_err(|error| lost("gemm_rs", error))?;
         let text = serde_json::to_vec(&report.times_us).unwrap_or_default();
         let all = session.exchange(&text).map_err(|error| lost("gemm_rs", error))?;
         let ranks: Vec<Vec<f64>> = all.iter().filter_map(|text| serde_json::from_slice(text).ok()).collect();
