@@ -14,7 +14,7 @@ use crate::engine::{self, Prepared};
 use crate::error::ExperimentError;
 use crate::measure_host::{Runs, memory_directory, point};
 use crate::measure_row::today;
-use crate::plan::{Case, Draft, Source, flagged, split};
+use crate::plan::{Case, Draft, Fusion, Source, flagged, split};
 use crate::progress;
 use crate::provenance::{Output, REVISION};
 use crate::ranks::{Part, proxies, take_part, wire, writable};
@@ -222,7 +222,7 @@ fn case(source: &Source, machine: &Machine, [m, n, k]: [u64; 3]) -> Result<Case,
         overrides: small.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
         split: Some(SPLIT.into()),
         protocol: Some(ProtocolArg::Fair),
-        baseline: false,
+        fusion: Fusion::Fused,
         seed: 0,
         noise: false,
         execution: Execution::Folded,

@@ -233,6 +233,9 @@ pub struct CaseArgs {
     /// The unfused form: library compute, then a library collective.
     #[arg(long, help_heading = "Schedule")]
     pub baseline: bool,
+    /// The fused schedule's tasks with compute and communication by turns, a launch for each phase.
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
+    pub bulk_synchronous: bool,
     /// Data.
     #[command(flatten)]
     pub data: DataArgs,
@@ -656,7 +659,7 @@ pub struct DiffArgs {
 }
 
 /// Flags that say what to simulate; a file that was measured says it itself.
-const OF_A_CASE: [&str; 25] = [
+const OF_A_CASE: [&str; 26] = [
     "kernel",
     "cluster",
     "m",
@@ -674,6 +677,7 @@ const OF_A_CASE: [&str; 25] = [
     "options",
     "set",
     "baseline",
+    "bulk_synchronous",
     "split",
     "protocol",
     "seed",

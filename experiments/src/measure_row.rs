@@ -3,7 +3,7 @@
 use crate::checked::Checks;
 use crate::data::{Cell, DataError, Sheet};
 use crate::error::ExperimentError;
-use crate::plan::{Case, Draft, assignments};
+use crate::plan::{Case, Draft, Fusion, assignments};
 use crate::shape;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -134,7 +134,7 @@ pub fn point(case: &Case, split: &RoleSplit, clock: &str) -> BTreeMap<String, St
     let target = &case.target;
     let values = [
         case.name.to_owned(),
-        case.form().to_owned(),
+        case.fusion.name().to_owned(),
         target.cluster.to_string(),
         target.machine.name.clone(),
         target.machine.fabric.name().to_owned(),
@@ -339,25 +339,23 @@ impl MeasuredRow {
             "cold" => Clock::Cold,
             other => return Err(format!("clock = \"{other}\", allowed: sustained, cold")),
         };
-        let word = |name: &str, allowed: [&'static str; 2]| {
-            let text = self.text(name);
-            let refuse = || format!("{name} = \"{text}\", allowed: {}", allowed.join(", "));
-            allowed.into_iter().position(|word| word == text).ok_or_else(refuse)
-        };
-        let unfused = word("form", ["fused", "unfused"])? == 1;
-        let published = word("option_set", ["tilewire", "published"])? == 1;
+        let refuse = |name: &str, allowed: &str| format!("{name} = \"{}\", allowed: {allowed}", self.text(name));
+        let forms = Fusion::ALL.map(Fusion::name).join(", ");
+        let fusion = Fusion::ALL.into_iter().find(|fusion| fusion.name() == self.text("form"));
+        let sets = [OptionSet::Tilewire, OptionSet::Published];
+        let set = sets.into_iter().find(|set| set.name() == self.text("option_set"));
         if self.text("protocol") != "fair" {
-            return Err(format!("protocol = \"{}\", allowed: fair", self.text("protocol")));
+            return Err(refuse("protocol", "fair"));
         }
         Ok(Draft {
             kernel: self.text("kernel").to_owned(),
             cluster: format!("{}-{}", self.text("cluster"), self.text("machine")),
             shape,
-            set: if published { OptionSet::Published } else { OptionSet::Tilewire },
+            set: set.ok_or_else(|| refuse("option_set", "tilewire, published"))?,
             overrides: assignments(&options).map_err(|refusal| refusal.problem)?,
             split: Some(self.split()?.to_string()),
             protocol: Some(crate::cli::ProtocolArg::Fair),
-            baseline: unfused,
+            fusion: fusion.ok_or_else(|| refuse("form", &forms))?,
             seed: self
                 .text("seed")
                 .parse()
