@@ -43,6 +43,7 @@ mod shape;
 mod sweep;
 mod sweep_plots;
 mod table;
+mod timeline;
 mod trace;
 mod tune;
 
