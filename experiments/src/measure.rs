@@ -11,9 +11,11 @@ use crate::experiment::{Experiment, Group};
 use crate::measure_row::{self as row, Measured, MeasuredRow, Reading, Setting};
 use crate::plan::{Source, SplitChoice};
 
+use crate::lock::{Lock, drop_torn_row};
 use crate::progress;
 use crate::provenance::{ExperimentText, Output};
-use crate::ranks::{join, launched, spawn, writable};
+use crate::ranks::{join, launched, spawn, starts_ranks, writable};
+use crate::spawned;
 use crate::table::Table;
 use crate::timeline;
 use rayon::prelude::*;
@@ -92,17 +94,14 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
     experiment.groups.iter().try_for_each(measurable)?;
     let ranks = gpus(&experiment)?;
     pacing(&experiment, args.ranks.spawn)?;
-    let session = match launched(ranks) {
-        // One rank is a process as it is, whoever started it.
-        _ if ranks == 1 && !args.ranks.spawn => None,
-        Ok(Some(place)) => Some(join(&args.ranks, place)?),
-        Ok(None) if args.ranks.spawn => {
-            writable(&root)?;
-            return spawn(&args.ranks, ranks).map(|()| String::new());
-        }
-        Ok(None) => None,
-        Err(error) => return Err(error),
-    };
+    if starts_ranks(&args.ranks)? {
+        writable(&root)?;
+        let _lock = Lock::take(&root)?;
+        return spawn(&args.ranks, ranks).map(|()| String::new());
+    }
+    // One rank is a process as it is, whoever started it.
+    let place = if ranks == 1 && !args.ranks.spawn { None } else { launched(ranks)? };
+    let session = place.map(|place| join(&args.ranks, place)).transpose()?;
     let leads = session.as_ref().is_none_or(|session| session.place().rank == 0);
     let points = execute(&experiment, &source, &root, &options, session)?;
     if !leads {
@@ -153,9 +152,13 @@ pub fn execute(
     let setting = Setting { facts: gpu.facts.clone(), pacing: pacing_text(pacing), date: row::today() };
     let jobs = jobs(experiment, gpu.sms(), options.unchecked)?;
     let points = order(experiment, &jobs);
-    let mut kept = None;
+    let (mut kept, mut _lock) = (None, None);
     if gpu.party().is_none_or(|party| party.rank() == 0) {
         let file = root.join("rows.csv");
+        if !spawned::is_rank() {
+            _lock = Some(Lock::take(root)?);
+        }
+        drop_torn_row(&file)?;
         let known = if file.exists() {
             same_run(root, experiment, source)?;
             let known = resumed(&file, &setting)?;
@@ -452,7 +455,7 @@ fn measure(
     over_budget: impl Fn(f64) -> bool,
 ) -> Result<(), ExperimentError> {
     let Plan { experiment, gpu, jobs, points, timelines } = *plan;
-    progress::catch_interrupt();
+    progress::catch_interrupt(kept.is_some() && !spawned::is_rank());
     let bar = if kept.is_some() { progress::bar(points.len() as u64, "measuring") } else { progress::hidden() };
     let mut runners: Vec<Option<ClusterRunner<'_>>> = jobs.iter().map(|_| None).collect();
     let mut longest_s = 0.0_f64;

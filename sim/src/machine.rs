@@ -7,7 +7,7 @@
 mod legal;
 mod transport;
 
-pub use transport::{Publishing, Transport};
+pub use transport::{Carrier, Publishing, Transport};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -463,6 +463,16 @@ pub enum MachineError {
         value: f64,
         /// Legal values.
         allowed: String,
+    },
+    /// A choice of the transport that cannot be meant.
+    #[error("{place}: {name}: {problem}")]
+    Transport {
+        /// File, line, column.
+        place: String,
+        /// Choice, with its section.
+        name: String,
+        /// What is wrong, and what is allowed.
+        problem: String,
     },
     /// A value without a source.
     #[error("{place}: {name} has no source; every value needs one")]

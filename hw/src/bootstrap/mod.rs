@@ -15,7 +15,7 @@ mod link;
 mod place;
 
 pub use handshake::VERSION;
-pub use place::{Place, place};
+pub use place::{Place, RANK, RANKS, end_with, launched_among_others, launcher_variables, place};
 
 use link::{Kind, Link};
 use std::io;
