@@ -14,8 +14,23 @@ use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
 
 /// Columns that rows of one comparison must share, beside those that name the point.
-pub const PROVENANCE: [&str; 11] =
-    ["machine", "mode", "protocol", "transport", "pacing", "inputs", "gpu", "driver", "nvrtc", "cubin", "revision"];
+pub const PROVENANCE: [&str; 12] = [
+    "machine",
+    "mode",
+    "protocol",
+    "transport",
+    REGISTRATION,
+    "pacing",
+    "inputs",
+    "gpu",
+    "driver",
+    "nvrtc",
+    "cubin",
+    "revision",
+];
+
+/// How NICs come to the memory of ranks. Rows of a time when none did lack the column: `none`.
+const REGISTRATION: &str = "registration";
 
 /// Columns that name a point; `sweep` has them too.
 const POINT: [&str; 11] =
@@ -45,7 +60,7 @@ const READINGS: [&str; 8] = [
     "hazards",
 ];
 
-const RECORD: [&str; 15] = [
+const RECORD: [&str; 16] = [
     "outputs",
     "outputs_wrong",
     "outputs_worst",
@@ -53,6 +68,7 @@ const RECORD: [&str; 15] = [
     "repeats",
     "inputs",
     "transport",
+    REGISTRATION,
     "pacing",
     "gpu",
     "driver",
@@ -160,10 +176,15 @@ pub fn fields(
 ) -> BTreeMap<String, String> {
     let mut fields = point.clone();
     let mut put = |name: &str, value: String| drop(fields.insert(name.to_owned(), value));
-    let Facts { gpu, driver, nvrtc, cubin, transport } = setting.facts.clone();
-    for (name, value) in
-        [("gpu", gpu), ("driver", driver), ("nvrtc", nvrtc), ("cubin", cubin), ("transport", transport)]
-    {
+    let Facts { gpu, driver, nvrtc, cubin, transport, registration } = setting.facts.clone();
+    for (name, value) in [
+        ("gpu", gpu),
+        ("driver", driver),
+        ("nvrtc", nvrtc),
+        ("cubin", cubin),
+        ("transport", transport),
+        (REGISTRATION, registration),
+    ] {
         put(name, value);
     }
     put("pacing", setting.pacing.clone());
@@ -235,7 +256,7 @@ pub fn read(file: &Path) -> Result<Vec<MeasuredRow>, ExperimentError> {
         csv::ReaderBuilder::new().comment(Some(b'#')).from_path(file).map_err(|error| fail(error.to_string()))?;
     let names: Vec<String> =
         reader.headers().map_err(|error| fail(error.to_string()))?.iter().map(str::to_owned).collect();
-    if let Some(missing) = columns().into_iter().find(|column| !names.contains(column)) {
+    if let Some(missing) = columns().into_iter().find(|column| column != REGISTRATION && !names.contains(column)) {
         let problem = format!("no column \"{missing}\"; allowed: a file that `tilewire measure` of this version wrote");
         return Err(ExperimentError::refused(file.display().to_string(), problem));
     }
@@ -243,7 +264,9 @@ pub fn read(file: &Path) -> Result<Vec<MeasuredRow>, ExperimentError> {
     for record in reader.records() {
         let record = record.map_err(|error| fail(error.to_string()))?;
         let place = format!("{}:{}", file.display(), record.position().map_or(0, csv::Position::line));
-        rows.push(MeasuredRow { place, fields: names.iter().cloned().zip(record.iter().map(str::to_owned)).collect() });
+        let mut fields: BTreeMap<_, _> = names.iter().cloned().zip(record.iter().map(str::to_owned)).collect();
+        fields.entry(REGISTRATION.to_owned()).or_insert_with(|| "none".to_owned());
+        rows.push(MeasuredRow { place, fields });
     }
     Ok(rows)
 }
