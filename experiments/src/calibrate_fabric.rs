@@ -12,9 +12,9 @@ use crate::calibrate::{Fitted, line, machine_text, shortest};
 use crate::cli::{CalibrateArgs, ProtocolArg};
 use crate::engine::{self, Prepared};
 use crate::error::ExperimentError;
-use crate::measure_host::{memory_directory, point};
+use crate::measure_host::{Runs, memory_directory, point};
 use crate::measure_row::today;
-use crate::plan::{Case, Draft, Source, flagged, split};
+use crate::plan::{Case, Draft, Fusion, Source, flagged, split};
 use crate::progress;
 use crate::provenance::{Output, REVISION};
 use crate::ranks::{Part, carrier, proxies, take_part, wire, writable};
@@ -134,7 +134,8 @@ fn calibrate(
         let case = case(source, base, shape)?;
         let schedule = engine::build(&case)?;
         let split = split(SPLIT).map_err(|refusal| ExperimentError::refused("split", refusal.problem))?;
-        let report = point(&args.ranks, &case, &schedule, (split, Way::Host), session, 5)
+        let often = Runs { count: 5, record: false };
+        let report = point(&args.ranks, &case, &schedule, (split, Way::Host), session, often)
             .map_err(|error| lost("gemm_rs", error))?;
         let text = serde_json::to_vec(&report.times_us).unwrap_or_default();
         let all = session.exchange(&text).map_err(|error| lost("gemm_rs", error))?;
@@ -228,7 +229,7 @@ fn case(source: &Source, machine: &Machine, [m, n, k]: [u64; 3]) -> Result<Case,
         overrides: small.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
         split: Some(SPLIT.into()),
         protocol: Some(ProtocolArg::Fair),
-        baseline: false,
+        fusion: Fusion::Fused,
         seed: 0,
         noise: false,
         execution: Execution::Folded,

@@ -235,6 +235,9 @@ pub struct CaseArgs {
     /// The unfused form: library compute, then a library collective.
     #[arg(long, help_heading = "Schedule")]
     pub baseline: bool,
+    /// The fused schedule's tasks with compute and communication by turns, a launch for each phase.
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
+    pub bulk_synchronous: bool,
     /// Data.
     #[command(flatten)]
     pub data: DataArgs,
@@ -335,6 +338,9 @@ pub struct MeasureArgs {
     /// Start no point that could end later than this after the start.
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub budget_s: Option<f64>,
+    /// Also record the tasks of a run of each point, to timelines/ beside the rows; `trace --measured` shows them.
+    #[arg(long)]
+    pub timelines: bool,
     /// Measure schedules with hazards too, and do not look for them.
     #[arg(long)]
     pub unchecked: bool,
@@ -640,12 +646,52 @@ pub struct DiffArgs {
     pub limit: u64,
 }
 
+/// Flags that say what to simulate; a file that was measured says it itself.
+const OF_A_CASE: [&str; 26] = [
+    "kernel",
+    "cluster",
+    "m",
+    "n",
+    "k",
+    "tokens",
+    "hidden",
+    "inter",
+    "topk",
+    "experts",
+    "seq",
+    "batch",
+    "heads",
+    "head_dim",
+    "options",
+    "set",
+    "baseline",
+    "bulk_synchronous",
+    "split",
+    "protocol",
+    "seed",
+    "noise",
+    "execution",
+    "clock",
+    "unchecked",
+    "hazards",
+];
+
 /// `trace`.
 #[derive(Args, Debug)]
+#[command(
+    mut_arg("kernel", |arg| arg.required(false).default_value("").hide_default_value(true).required_unless_present("measured")),
+    mut_arg("cluster", |arg| arg.required(false).default_value("").hide_default_value(true).required_unless_present("measured"))
+)]
 pub struct TraceArgs {
     /// What to simulate.
     #[command(flatten)]
     pub point: PointArgs,
+    /// A timeline that `measure --timelines` wrote, instead of a simulation.
+    #[arg(long, value_name = "TIMELINE.csv", conflicts_with_all = OF_A_CASE)]
+    pub measured: Option<PathBuf>,
+    /// Also simulate what was measured, and put both into the file.
+    #[arg(long, requires = "measured")]
+    pub beside: bool,
     /// File that ui.perfetto.dev opens.
     #[arg(short, long, value_name = "FILE.json", default_value = "trace.json")]
     pub output: PathBuf,

@@ -45,6 +45,7 @@ mod spawned;
 mod sweep;
 mod sweep_plots;
 mod table;
+mod timeline;
 mod trace;
 mod tune;
 

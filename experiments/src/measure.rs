@@ -17,6 +17,7 @@ use crate::provenance::{ExperimentText, Output};
 use crate::ranks::{carrier, check_nics, join, launched, link, spawn, starts_ranks, writable};
 use crate::spawned;
 use crate::table::Table;
+use crate::timeline;
 use rayon::prelude::*;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -25,7 +26,7 @@ use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tilewire_hw::bootstrap::Session;
-use tilewire_hw::cluster::ClusterRunner;
+use tilewire_hw::cluster::{ClusterRunner, ClusterTime};
 use tilewire_hw::device::HwError;
 use tilewire_hw::gpu::Gpus;
 use tilewire_hw::lower::{Mode, Program, lower, lower_cluster};
@@ -34,6 +35,7 @@ use tilewire_hw::party::Party;
 use tilewire_hw::proxy::Pacing;
 use tilewire_hw::reduced::{Part, reduced};
 use tilewire_hw::remote::Link;
+use tilewire_hw::timeline::TaskTime;
 use tilewire_kernels::check::report;
 use tilewire_kernels::schedule::BufferUse;
 use tilewire_kernels::{Cluster, RoleSplit, Schedule, Spec, schedule_hash};
@@ -67,6 +69,8 @@ pub struct Options {
     pub budget_s: Option<f64>,
     /// Measure schedules with hazards too.
     pub unchecked: bool,
+    /// Record the tasks of a run of each point.
+    pub timelines: bool,
     /// How the nodes of a cluster are reached, where there are several.
     pub reach: Option<Reach>,
 }
@@ -94,8 +98,13 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         return Err(ExperimentError::refused(given, problem));
     }
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-measured", experiment.name)));
-    let mut options =
-        Options { cache: args.cache.clone(), budget_s: args.budget_s, unchecked: args.unchecked, reach: None };
+    let mut options = Options {
+        cache: args.cache.clone(),
+        budget_s: args.budget_s,
+        unchecked: args.unchecked,
+        timelines: args.timelines,
+        reach: None,
+    };
     experiment.groups.iter().try_for_each(measurable)?;
     let ranks = gpus(&experiment)?;
     pacing(&experiment, args.ranks.spawn)?;
@@ -198,14 +207,20 @@ pub fn execute(
         drop_torn_row(&file)?;
         let known = if file.exists() {
             same_run(root, experiment, source)?;
-            resumed(&file, &setting)?
+            let known = resumed(&file, &setting)?;
+            if options.timelines {
+                timeline::all_there(root, known.iter().filter(|row| row.is_ok()).map(MeasuredRow::fields))?;
+            }
+            known
         } else {
             Vec::new()
         };
         output(experiment, source, root)?;
         kept = Some(Kept::open(file, known)?);
     }
-    measure(experiment, &gpu, &jobs, &points, kept, &setting, |measured| {
+    let plan =
+        Plan { experiment, gpu: &gpu, jobs: &jobs, points: &points, timelines: options.timelines.then_some(root) };
+    measure(&plan, kept, &setting, |measured| {
         options.budget_s.is_some_and(|budget| begin.elapsed().as_secs_f64() + measured > budget)
     })?;
     Ok(points.len())
@@ -484,16 +499,25 @@ enum Turn {
     Stop = 2,
 }
 
+/// What is measured, and on what.
+struct Plan<'a> {
+    experiment: &'a Experiment,
+    gpu: &'a Gpus,
+    jobs: &'a [Job],
+    /// Group and split.
+    points: &'a [(usize, usize)],
+    /// Directory whose folder takes timelines, if they are recorded.
+    timelines: Option<&'a Path>,
+}
+
 /// Measures what is not known yet. Where ranks are processes, the one that keeps the rows decides for all.
 fn measure(
-    experiment: &Experiment,
-    gpu: &Gpus,
-    jobs: &[Job],
-    points: &[(usize, usize)],
+    plan: &Plan<'_>,
     mut kept: Option<Kept>,
     setting: &Setting,
     over_budget: impl Fn(f64) -> bool,
 ) -> Result<(), ExperimentError> {
+    let Plan { experiment, gpu, jobs, points, timelines } = *plan;
     progress::catch_interrupt(kept.is_some() && !spawned::is_rank());
     let bar = if kept.is_some() { progress::bar(points.len() as u64, "measuring") } else { progress::hidden() };
     let mut runners: Vec<Option<ClusterRunner<'_>>> = jobs.iter().map(|_| None).collect();
@@ -519,12 +543,24 @@ fn measure(
             break;
         }
         let begin = Instant::now();
-        let outcome = measure_point(gpu, job, case.kernel, &job.splits[s], &mut runners[g], clock);
+        let mut recorded = None;
+        let record = timelines.is_some().then_some(&mut recorded);
+        let outcome = measure_point(gpu, job, case.kernel, &job.splits[s], &mut runners[g], clock, record);
         let hash = schedule_hash(&job.schedule, &job.splits[s]).to_string();
         let words = outcome.as_ref().map(Clone::clone).map_err(ToString::to_string);
         let nodes = case.target.cluster.nodes;
         if let Some(kept) = &mut kept {
-            kept.write(&row::fields(setting, &point, &words, nodes, (&job.hazards, &hash)))?;
+            let fields = row::fields(setting, &point, &words, nodes, (&job.hazards, &hash));
+            // Before its row: a run that goes on from the rows lacks no timeline.
+            if let (Some(root), Some((time, tasks))) = (timelines, &recorded) {
+                let mut fields = fields.clone();
+                fields.extend([
+                    ("device".to_owned(), "gpu".to_owned()),
+                    ("recorded_time_us".to_owned(), format!("{:.3}", time.time_us)),
+                ]);
+                timeline::write(&timeline::path(root, &fields), &fields, &job.schedule, tasks)?;
+            }
+            kept.write(&fields)?;
         }
         // A failed launch takes the driver's context with it.
         outcome.map_err(at)?;
@@ -542,6 +578,7 @@ fn measure_point<'a>(
     split: &RoleSplit,
     slot: &mut Option<ClusterRunner<'a>>,
     clock: Clock,
+    record: Option<&mut Option<(ClusterTime, Vec<TaskTime>)>>,
 ) -> Result<Measured, HwError> {
     let mut programs = job.programs.clone();
     programs.iter_mut().try_for_each(|program| program.apply_split(&job.schedule, split, gpu.sms()))?;
@@ -559,6 +596,10 @@ fn measure_point<'a>(
         Clock::Cold => Load::Cold,
     };
     let whole = time(runner, load, REPEATS)?;
+    if let Some(record) = record {
+        // Right behind the timed runs, so that the card is as warm; what follows compares the outputs of this run.
+        *record = Some(runner.recorded()?);
+    }
     let compared = runner.compare_samples(kernel, &job.spec, &job.inputs, SAMPLES)?;
     let mut part = |part| {
         // With a GPU per rank the parts of a program still write to peers: not what the simulator means by them.

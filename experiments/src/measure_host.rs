@@ -3,24 +3,26 @@
 //! It proves order, values and the wire; its times are those of a CPU and are compared with nothing.
 
 use crate::cli::{MeasureArgs, RankArgs};
-use crate::engine;
+use crate::engine::{self, clock_name};
 use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Group};
 use crate::lock::{Lock, drop_torn_row};
 use crate::measure::{hazards, same_run, splits};
-use crate::measure_row::today;
+use crate::measure_row::{point as point_fields, today};
 use crate::plan::{Case, Source};
 use crate::progress;
 use crate::provenance::{ExperimentText, Output, REVISION};
 use crate::ranks::{Part, carrier, lost, proxies, take_part, wire, writable};
 use crate::spawned;
 use crate::table::Table;
+use crate::timeline;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tilewire_hw::bootstrap::Session;
 use tilewire_hw::host::{HostConfig, HostError, RankReport, Setup, run_rank, share};
+use tilewire_hw::timeline::TaskTime;
 use tilewire_hw::transport::proxy::ProxyConfig;
 use tilewire_hw::transport::registration::Path as Way;
 use tilewire_hw::transport::segment::Layout;
@@ -60,7 +62,10 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
     registration(args)?;
     let ready = || {
         writable(&root)?;
-        resumed(&root, &experiment, &source)?;
+        let rows = resumed(&root, &experiment, &source)?;
+        if args.timelines {
+            timelines_of(&root, &jobs, &rows)?;
+        }
         Lock::take(&root)
     };
     let session = match take_part(&args.ranks, cluster, "--device host", ready)? {
@@ -120,6 +125,24 @@ struct Run<'a> {
     source: &'a Source,
     jobs: &'a [Job<'a>],
     root: &'a Path,
+}
+
+/// Refuses to go on from rows without timelines.
+fn timelines_of(root: &Path, jobs: &[Job<'_>], rows: &[Row]) -> Result<(), ExperimentError> {
+    let known = |hash: &str| rows.iter().any(|row| row[column("schedule_hash")] == hash);
+    let mut all = Vec::new();
+    for (job, split) in jobs.iter().flat_map(|job| job.splits.iter().map(move |split| (job, split))) {
+        let mut fields = named(job, split);
+        fields.insert("schedule_hash".to_owned(), schedule_hash(&job.schedule, split).to_string());
+        all.extend(Some(fields).filter(|fields| known(&fields["schedule_hash"])));
+    }
+    timeline::all_there(root, all.iter())
+}
+
+/// The fields that name a point.
+fn named(job: &Job<'_>, split: &RoleSplit) -> BTreeMap<String, String> {
+    let case = &job.group.case;
+    point_fields(case, split, clock_name(case.clock.unwrap_or_default()))
 }
 
 /// A row, by [`COLUMNS`].
@@ -189,12 +212,17 @@ fn rank(args: &MeasureArgs, run: &Run<'_>, mut rows: Vec<Row>, session: &Session
                 GO => {
                     let from = Instant::now();
                     let case = &job.group.case;
-                    let report = point(&args.ranks, case, &job.schedule, (split, way), session, RUNS).map_err(at)?;
+                    let how = Runs { count: RUNS, record: args.timelines };
+                    let report = point(&args.ranks, case, &job.schedule, (split, way), session, how).map_err(at)?;
                     let text = serde_json::to_vec(&summary(&report)).unwrap_or_default();
                     let all = session.exchange(&text).map_err(|error| at(error.into()))?;
                     longest_s = longest_s.max(from.elapsed().as_secs_f64());
                     if first {
                         let row = row(job, &split, &all, &report);
+                        if args.timelines {
+                            let saved = save_timeline(run, job, &split, &all, &row);
+                            saved.inspect_err(|error| session.abort(&error.to_string()))?;
+                        }
                         write(run, &mut output, &row).inspect_err(|error| session.abort(&error.to_string()))?;
                         rows.push(row);
                     }
@@ -273,13 +301,23 @@ fn json_text(run: &Run<'_>, rows: &[Row], points: usize) -> String {
         + "\n"
 }
 
+/// How often a point is run, and whether the tasks of the last run are recorded.
+#[derive(Clone, Copy)]
+pub struct Runs {
+    /// Runs.
+    pub count: u32,
+    /// Whether.
+    pub record: bool,
+}
+
 /// How a rank of the host device runs a case of this machine.
-fn host_config(machine: &Machine, split: RoleSplit, seed: u64, runs: u32) -> HostConfig {
+fn host_config(machine: &Machine, split: RoleSplit, seed: u64, Runs { count: runs, record }: Runs) -> HostConfig {
     let default = ProxyConfig::default();
     let batch = machine.transport.batch.map_or(default.batch, |batch| batch as usize);
     let proxy = ProxyConfig { batch, ..default };
     let patience = std::time::Duration::from_secs(60);
-    HostConfig { split, sms: machine.gpu.sms.value as u32, seed, runs, proxy, patience, ..HostConfig::default() }
+    let sms = machine.gpu.sms.value as u32;
+    HostConfig { split, sms, seed, runs, proxy, patience, record, ..HostConfig::default() }
 }
 
 /// Where the segments of ranks of a node lie: in memory, if the system has such a directory.
@@ -298,7 +336,7 @@ pub fn point(
     schedule: &Schedule,
     (split, way): (RoleSplit, Way),
     session: &Session,
-    runs: u32,
+    runs: Runs,
 ) -> Result<RankReport, HostError> {
     let (cluster, me) = (schedule.cluster, session.place().rank as usize);
     let machine = &case.target.machine;
@@ -315,10 +353,33 @@ pub fn point(
     run_rank(&Setup { schedule, kernel: case.kernel, spec: &spec, config }, session, segments, wires)
 }
 
-/// What rank 0 needs of a rank: times of its runs; elements, writes and bytes; worst error.
-fn summary(report: &RankReport) -> (Vec<f64>, [u64; 3], f64) {
+/// What rank 0 needs of a rank: times of its runs; elements, writes and bytes; worst error; tasks of its last run.
+type Summary = (Vec<f64>, [u64; 3], f64, Vec<TaskTime>);
+
+fn summary(report: &RankReport) -> Summary {
     let counts = [report.values.elements, report.served.commands, report.served.bytes];
-    (report.times_us.clone(), counts, report.values.worst)
+    (report.times_us.clone(), counts, report.values.worst, report.timeline.clone())
+}
+
+fn summaries(all: &[Vec<u8>]) -> Vec<Summary> {
+    all.iter().filter_map(|text| serde_json::from_slice(text).ok()).collect()
+}
+
+/// Writes the tasks of all ranks. Each rank's times begin where it left the barrier before its run.
+fn save_timeline(
+    run: &Run<'_>,
+    job: &Job<'_>,
+    split: &RoleSplit,
+    all: &[Vec<u8>],
+    row: &Row,
+) -> Result<(), ExperimentError> {
+    let mut fields = named(job, split);
+    for name in ["device", "transport", "time_us", "hazards", "schedule_hash", "made_by"] {
+        fields.insert(name.to_owned(), row[column(name)].clone());
+    }
+    fields.insert("date".to_owned(), today());
+    let tasks: Vec<TaskTime> = summaries(all).into_iter().flat_map(|(.., tasks)| tasks).collect();
+    timeline::write(&timeline::path(run.root, &fields), &fields, &job.schedule, &tasks)
 }
 
 const COLUMNS: [&str; 16] = [
@@ -345,14 +406,13 @@ const SHOWN: [&str; 7] = ["kernel", "cluster", "split", "time_us", "elements", "
 
 /// A row: median over runs of the slowest rank, sums over ranks.
 fn row(job: &Job<'_>, split: &RoleSplit, all: &[Vec<u8>], report: &RankReport) -> Row {
-    let ranks: Vec<(Vec<f64>, [u64; 3], f64)> =
-        all.iter().filter_map(|text| serde_json::from_slice(text).ok()).collect();
+    let ranks = summaries(all);
     let runs = ranks.iter().map(|(times, ..)| times.len()).min().unwrap_or(0);
     let mut slowest: Vec<f64> =
         (0..runs).map(|run| ranks.iter().map(|(times, ..)| times[run]).fold(0.0, f64::max)).collect();
     slowest.sort_by(f64::total_cmp);
-    let sum = |which: usize| ranks.iter().map(|(_, counts, _)| counts[which]).sum::<u64>().to_string();
-    let worst = ranks.iter().map(|&(.., worst)| worst).fold(0.0, f64::max);
+    let sum = |which: usize| ranks.iter().map(|(_, counts, ..)| counts[which]).sum::<u64>().to_string();
+    let worst = ranks.iter().map(|&(_, _, worst, _)| worst).fold(0.0, f64::max);
     let schedule = &job.schedule;
     [
         job.group.case.name.to_owned(),

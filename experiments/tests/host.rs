@@ -332,3 +332,53 @@ fn rdma_is_missing_by_name() {
     }
     assert_ne!(code, Some(0), "{text}");
 }
+
+#[test]
+fn a_recorded_run_opens_as_a_trace_beside_its_simulation() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let one = EXPERIMENT.replace(r#", "compute=1,send=2,reduce=2"]"#, "]");
+    let output = measure(directory.path(), &one, &["--spawn", "-o", "out", "--timelines"], &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let folder = directory.path().join("out/timelines");
+    let files: Vec<PathBuf> =
+        std::fs::read_dir(&folder).expect("timelines").map(|entry| entry.expect("one").path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let trace = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewire"));
+        command.arg("trace").arg("--measured").arg(file).args(arguments).current_dir(directory.path());
+        command.output().expect("the binary runs")
+    };
+    assert!(trace(&["--beside"]).status.success());
+    let text = std::fs::read_to_string(directory.path().join("trace.json")).expect("a trace");
+    let trace_of: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let events = trace_of["traceEvents"].as_array().expect("events");
+    let ranks: Vec<&str> = events
+        .iter()
+        .filter(|event| event["name"] == "process_name")
+        .filter_map(|event| event["args"]["name"].as_str())
+        .collect();
+    assert_eq!(ranks.len(), 8, "four ranks on each side: {ranks:?}");
+    for side in ["measured", "simulated"] {
+        assert_eq!(ranks.iter().filter(|name| name.ends_with(side)).count(), 4, "{ranks:?}");
+    }
+    // Every task of both sides, under the same names.
+    let tracks = |from: u64| {
+        let of_side = events.iter().filter(|event| event["name"] == "thread_name");
+        let pid = |event: &&serde_json::Value| (from..from + 4).contains(&event["pid"].as_u64().unwrap_or(99));
+        let mut names: Vec<&str> = of_side.filter(pid).filter_map(|event| event["args"]["name"].as_str()).collect();
+        names.retain(|name| !name.contains("writes"));
+        names.sort_unstable();
+        names.dedup();
+        names.join(", ")
+    };
+    assert_eq!(tracks(0), tracks(4));
+    let tiles = events.iter().filter(|event| event["name"] == "gemm_tile" && event["cat"] == "compute").count();
+    assert_eq!(tiles, 2 * 4 * 32, "8 x 4 tiles of each rank");
+
+    // A run that goes on does not mix recorded points with others.
+    std::fs::remove_file(file).expect("a file");
+    let output = measure(directory.path(), &one, &["--spawn", "-o", "out", "--timelines"], &[]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("measured without --timelines"), "{text}");
+}

@@ -21,6 +21,7 @@ use crate::measure::{Compared, Inputs};
 use crate::party::Party;
 use crate::proxy::{Pacing, Proxy};
 use crate::remote::{Remote, Settled};
+use crate::timeline::TaskTime;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -85,8 +86,8 @@ impl Seat {
 pub struct ClusterTime {
     /// From the first rank's launch command to the last rank's end.
     pub time_us: f64,
-    /// From the first rank's launch command to the last one's, by the host's clock; inside a node.
-    pub start_skew_us: f64,
+    /// By rank number: its launch command after the first one of its node, by that host's clock.
+    pub launched_us: Vec<f64>,
     /// By rank number.
     pub ranks: Vec<RunTime>,
 }
@@ -104,9 +105,9 @@ impl ClusterTime {
     /// Of ranks in order, so many on each node.
     fn of(ended: &[Ended], per_node: usize) -> Self {
         let nodes = ended.chunks(per_node.max(1)).map(Self::of_node);
-        nodes.fold(Self { time_us: 0.0, start_skew_us: 0.0, ranks: Vec::new() }, |all, node| Self {
+        nodes.fold(Self { time_us: 0.0, launched_us: Vec::new(), ranks: Vec::new() }, |all, node| Self {
             time_us: all.time_us.max(node.time_us),
-            start_skew_us: all.start_skew_us.max(node.start_skew_us),
+            launched_us: [all.launched_us, node.launched_us].concat(),
             ranks: [all.ranks, node.ranks].concat(),
         })
     }
@@ -116,7 +117,7 @@ impl ClusterTime {
         let after_us = |rank: &Ended| (rank.launched_ns - first) as f64 * 1e-3;
         Self {
             time_us: ended.iter().map(|rank| after_us(rank) + rank.time.time_us).fold(0.0, f64::max),
-            start_skew_us: ended.iter().map(after_us).fold(0.0, f64::max),
+            launched_us: ended.iter().map(after_us).collect(),
             ranks: ended.iter().map(|rank| rank.time).collect(),
         }
     }
@@ -303,6 +304,32 @@ impl<'a> ClusterRunner<'a> {
         (0..count).map(|_| self.run().map(|time| time.slowest())).collect()
     }
 
+    /// A run whose tasks are recorded, after one that is recorded for nothing: what it took, and the tasks of all ranks.
+    ///
+    /// Every GPU has a clock of its own. A rank's times begin with its first CTA, which is placed at its launch command by
+    /// the host's clock: ranks stand to each other within the few microseconds by which launches differ.
+    ///
+    /// # Errors
+    /// As [`ClusterRunner::run`].
+    pub fn recorded(&mut self) -> Result<(ClusterTime, Vec<TaskTime>), HwError> {
+        self.ranks.iter_mut().try_for_each(|runner| runner.record(true))?;
+        self.run()?;
+        let time = self.run()?;
+        let own = self.ranks.iter().map(Runner::timeline).collect::<Result<Vec<_>, _>>().map(|ranks| ranks.concat());
+        self.ranks.iter_mut().try_for_each(|runner| runner.record(false))?;
+        let mut tasks = match self.party {
+            Some(party) => tell(party, own)?.concat(),
+            None => own?,
+        };
+        for task in &mut tasks {
+            let later_ps = (time.launched_us.get(task.rank as usize).copied().unwrap_or(0.0) * 1e6) as u64;
+            for moment in [&mut task.taken, &mut task.start, &mut task.free, &mut task.end] {
+                *moment += later_ps;
+            }
+        }
+        Ok((time, tasks))
+    }
+
     /// Poisons the memory of all ranks that holds no inputs.
     ///
     /// # Errors
@@ -414,10 +441,11 @@ mod tests {
     fn a_cluster_s_time_is_from_the_first_command_to_the_last_end() {
         let all = [ended(7_000, 100.0), ended(5_000, 101.0), ended(6_500, 90.0)];
         let time = ClusterTime::of(&all, 3);
-        assert_eq!((time.time_us, time.start_skew_us), (102.0, 2.0), "rank 0 begins 2 us after rank 1 and ends last");
+        let launched_us = vec![2.0, 0.0, 1.5];
+        assert_eq!((time.time_us, &time.launched_us), (102.0, &launched_us), "rank 0 begins 2 us later and ends last");
         assert_eq!(time.slowest(), RunTime { time_us: 102.0, span_us: 91.0, sm_mhz: 1590.0 });
         let apart = ClusterTime::of(&all, 1);
-        assert_eq!((apart.time_us, apart.start_skew_us, apart.ranks.len()), (101.0, 0.0, 3), "clocks of three nodes");
+        assert_eq!((apart.time_us, apart.launched_us), (101.0, vec![0.0; 3]), "clocks of three nodes");
     }
 
     #[test]

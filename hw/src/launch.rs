@@ -558,6 +558,7 @@ impl<'a> Runner<'a> {
     /// [`HwError::Cuda`].
     pub fn timeline(&self) -> Result<Vec<TaskTime>, HwError> {
         let Some(stamps) = &self.memory.stamps else { return Ok(Vec::new()) };
+        self.device.make_current()?;
         let stamps: Vec<Stamps> = stamps.read(self.program.tasks.len())?;
         let times = self.cta_times(0)?;
         Ok(timeline::task_times(&self.program, &stamps, &times))
