@@ -72,8 +72,13 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     if files.is_empty() {
         for (name, text) in EXPERIMENTS {
             let experiment = Experiment::new(name.into(), &Document::new(format!("{name}.toml"), text), &source, 0)?;
-            let options =
-                measure::Options { cache: args.cache.clone(), budget_s: None, unchecked: false, timelines: false };
+            let options = measure::Options {
+                cache: args.cache.clone(),
+                budget_s: None,
+                unchecked: false,
+                timelines: false,
+                reach: None,
+            };
             let root = args.output.join(name);
             measure::execute(&experiment, &source, &root, &options, None)?;
             files.push(root.join("rows.csv"));

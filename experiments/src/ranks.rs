@@ -11,9 +11,11 @@ use tilewire_hw::bootstrap::{
     BootstrapError, Join, Place, Session, VERSION, fresh_secret, launched_among_others, place,
 };
 use tilewire_hw::host::{HostError, Wire};
+use tilewire_hw::remote::Link;
+use tilewire_hw::transport::registration::Path as Registration;
 use tilewire_kernels::Cluster;
 use tilewire_sim::Machine;
-use tilewire_sim::machine::Carrier;
+use tilewire_sim::machine::{Carrier, Publishing};
 
 /// Secret and address of a run, for processes that one launcher starts.
 const SECRET: &str = "TILEWIRE_SECRET";
@@ -84,7 +86,10 @@ pub fn launched(ranks: usize) -> Result<Option<Place>, ExperimentError> {
 }
 
 /// Refuses names of NICs that cannot be meant.
-fn check_nics(args: &RankArgs, cluster: Cluster) -> Result<(), ExperimentError> {
+///
+/// # Errors
+/// [`ExperimentError::Refused`]; [`ExperimentError::Host`] without a library or a device.
+pub fn check_nics(args: &RankArgs, cluster: Cluster) -> Result<(), ExperimentError> {
     let refuse = |problem: String| Err(ExperimentError::refused("--nics", problem));
     let nodes = usize::from(cluster.nodes);
     match (args.transport, args.nics.len()) {
@@ -130,6 +135,32 @@ fn rails(text: &str) -> Vec<String> {
 /// What is to carry puts: the argument, else the machine file's choice, else copies on one host.
 pub fn carrier(args: &RankArgs, machine: &Machine) -> Carrier {
     args.transport.or(machine.transport.carrier).unwrap_or(Carrier::Loopback)
+}
+
+/// How GPUs of a node reach those of other nodes.
+///
+/// # Errors
+/// [`ExperimentError`] for what is not in this build, or no way to the memory of a GPU.
+pub fn link(args: &RankArgs, machine: &Machine, node: u16) -> Result<Link, ExperimentError> {
+    if args.transport.or(machine.transport.carrier).is_none() {
+        let problem = format!(
+            "{} has nodes of its own, and nothing says what carries puts between them; allowed: verbs-rc, verbs-srd, or \
+             loopback, which copies between processes of one host; here or as `carrier` in [transport] of a machine file",
+            machine.name
+        );
+        return Err(ExperimentError::refused("--transport", problem));
+    }
+    if args.registration == Some(Registration::Host) {
+        let problem = "host is for the memory of CPU threads; allowed with --device gpu: dmabuf, peermem, bounce";
+        return Err(ExperimentError::refused("--registration", problem));
+    }
+    Ok(Link {
+        wire: wire(args, machine, node)?,
+        way: args.registration,
+        proxies: proxies(args, machine),
+        batch: machine.transport.batch.map(|batch| batch as usize),
+        by_immediates: machine.transport.publish == Some(Publishing::Immediate),
+    })
 }
 
 /// What carries puts of a node's ranks, as the machine file and the arguments say.

@@ -227,8 +227,11 @@ fn arguments_of_ranks_are_refused_before_any_rank_starts() {
         assert_eq!(code, Some(2), "{arguments:?}: {text}");
         assert!(text.contains(words) && text.lines().count() <= 3, "{arguments:?}: {text}");
     }
-    for argument in [["--transport", "verbs-rc"], ["--nics", "mlx5_0"], ["--proxies", "2"]] {
-        let (code, text) = refused(EXPERIMENT, &["--device", "gpu", argument[0], argument[1]], &[]);
+    let alone = EXPERIMENT.replace("2x2-h200-cx7", "1x2-h200");
+    for argument in
+        [["--transport", "verbs-rc"], ["--nics", "mlx5_0"], ["--proxies", "2"], ["--registration", "bounce"]]
+    {
+        let (code, text) = refused(&alone, &["--device", "gpu", argument[0], argument[1]], &[]);
         assert_eq!(code, Some(2), "{text}");
         assert!(text.contains(&format!("{}: only with --device host", argument[0])), "{text}");
     }
@@ -286,9 +289,27 @@ fn emulated_nodes_that_cannot_be_are_refused() {
         EXPERIMENT.replace("2x2-h200-cx7", "2x1-h200-emulated-ib").replace("compute=1,send=2", "compute=2,send=2");
     let gpu = ["--device", "gpu"];
     let real = EXPERIMENT.replace("2x2", "2x1");
+    let unordered = real.replace("cx7", "efa");
+    let beside = real.replace("\"2x1-h200-cx7\"", "[\"2x1-h200-cx7\", \"4x1-h200-cx7\"]");
     let two = emulated.replace("\"2x1-h200-emulated-ib\"", "[\"2x1-h200-emulated-ib\", \"2x1-h200-emulated-efa\"]");
     for (text, arguments, problem) in [
-        (&real, &gpu[..], "allowed: one node, nodes emulated on this host, as in 2x1-h200-emulated-ib"),
+        (&real, &gpu[..], "nothing says what carries puts between them; allowed: verbs-rc, verbs-srd, or loopback"),
+        (
+            &real,
+            &["--device", "gpu", "--transport", "loopback"],
+            "take a process for each rank: mpirun, srun, or --spawn",
+        ),
+        (
+            &real,
+            &["--device", "gpu", "--transport", "loopback", "--registration", "host"],
+            "allowed with --device gpu: dmabuf, peermem, bounce",
+        ),
+        (
+            &unordered,
+            &["--device", "gpu", "--transport", "loopback"],
+            "does not order what schedules for efa-srd rely on",
+        ),
+        (&beside, &["--device", "gpu", "--transport", "loopback"], "nodes of their own take one cluster and machine"),
         (&emulated, &["--device", "gpu", "--spawn"], "emulated nodes with ranks that are processes"),
         (&two, &gpu, "one machine per experiment"),
     ] {

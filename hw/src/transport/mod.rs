@@ -226,6 +226,15 @@ pub enum TransportError {
         /// What is missing and what to do.
         what: String,
     },
+    /// GPU memory that no NIC can be let into.
+    #[error("no way for the NIC to the memory of the GPU: {why}; allowed: --registration bounce, through host memory")]
+    NoWay {
+        /// Every way that was tried, and why it failed.
+        why: String,
+    },
+    /// A driver that does not copy, or not tell.
+    #[error("copies of a GPU's memory: {0}")]
+    Copies(String),
     /// A write to a rank that this transport does not reach.
     #[error("{transport} does not reach rank {peer}")]
     Unreachable {

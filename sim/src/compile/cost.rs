@@ -152,7 +152,8 @@ impl Compiler<'_> {
             CostKey::Merge { read, written } => {
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, read + self.written(*written)));
-                let work = transfer(read + written, rate(sm.merge_cta_gbs.value)) + ps_from_ns(sm.local_latency_ns.value);
+                let work =
+                    transfer(read + written, rate(sm.merge_cta_gbs.value)) + ps_from_ns(sm.local_latency_ns.value);
                 let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }

@@ -174,13 +174,8 @@ impl Device {
                 let what = "the segment; is `ulimit -l` large enough?";
                 (regions.map_err(|error| failed("ibv_reg_mr", what, error))?, Way::Host)
             }
-            Owner::Gpu(gpu, ways) => {
-                register(&devices, gpu, (exposed.address, exposed.bytes), ways).map_err(|refused| {
-                    let what =
-                        format!("no way for the NIC to {} bytes of GPU memory: {}", exposed.bytes, reasons(&refused));
-                    TransportError::Missing { what }
-                })?
-            }
+            Owner::Gpu(gpu, ways) => register(&devices, gpu, (exposed.address, exposed.bytes), ways)
+                .map_err(|refused| TransportError::NoWay { why: reasons(&refused) })?,
         };
         for (device, region) in devices.iter_mut().zip(regions) {
             (device.region, device.way) = (Some(region), way);
