@@ -24,6 +24,7 @@ mod engine;
 mod error;
 mod experiment;
 mod figures;
+mod fills;
 mod fit;
 mod in_order;
 mod measure;
