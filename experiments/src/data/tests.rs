@@ -129,6 +129,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("measured/h200-mirror-judged-2026-11-30.csv", 240),
         ("measured/h200-mirror-predicted-2026-11-30.csv", 240),
         ("measured/h200-moves-2026-11-30.csv", 96),
+        ("measured/h200-phases-predicted-2026-11-30.csv", 208),
         ("measured/h200-readings-2026-11-30.csv", 126),
         ("measured/nvlink-calibration-2026-11-29.csv", 698),
         ("measured/nvlink-emulated-efa-2x1-2026-11-30.csv", 26),
