@@ -16,6 +16,8 @@ mod checked;
 mod cli;
 mod compare;
 mod compare_plots;
+mod compare_tables;
+mod compare_waits;
 #[allow(dead_code, reason = "comparisons and calibration read the rest of it")]
 mod data;
 mod doctor;
