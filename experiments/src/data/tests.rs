@@ -123,6 +123,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
     let expected = [
         ("measured/h200-2026-11-29.csv", 272),
         ("measured/h200-calibration-2026-11-29.csv", 1972),
+        ("measured/h200-fills-2026-11-30.csv", 30),
         ("measured/h200-hbm-2026-11-30.csv", 177),
         ("measured/h200-interpreter-2026-11-29.csv", 143),
         ("measured/h200-interpreter-2026-11-30.csv", 45),
@@ -130,7 +131,10 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("measured/h200-mirror-judged-2026-11-30.csv", 240),
         ("measured/h200-mirror-predicted-2026-11-30.csv", 240),
         ("measured/h200-moves-2026-11-30.csv", 96),
+        ("measured/h200-phases-2026-11-30.csv", 208),
+        ("measured/h200-phases-predicted-2026-11-30.csv", 208),
         ("measured/h200-readings-2026-11-30.csv", 126),
+        ("measured/h200-timelines-2026-11-30.csv", 10),
         ("measured/nvlink-calibration-2026-11-29.csv", 698),
         ("measured/nvlink-emulated-efa-2x1-2026-11-30.csv", 26),
         ("measured/nvlink-emulated-fit-2x1-2026-11-29.csv", 42),
