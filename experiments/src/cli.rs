@@ -5,10 +5,12 @@ use crate::shape;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use tilewire_hw::transport::registration::Path as Registration;
 use tilewire_hw::values::Scheduler;
 use tilewire_kernels::OptionSet;
 use tilewire_kernels::check::{Limits, WireFormat};
 use tilewire_sim::Execution;
+use tilewire_sim::machine::Carrier;
 use tilewire_sim::predict::Clock;
 
 /// How many SMs should each role of a fused multi-GPU kernel get, and how much communication will be hidden?
@@ -233,6 +235,9 @@ pub struct CaseArgs {
     /// The unfused form: library compute, then a library collective.
     #[arg(long, help_heading = "Schedule")]
     pub baseline: bool,
+    /// The fused schedule's tasks with compute and communication by turns, a launch for each phase.
+    #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
+    pub bulk_synchronous: bool,
     /// Data.
     #[command(flatten)]
     pub data: DataArgs,
@@ -333,6 +338,9 @@ pub struct MeasureArgs {
     /// Start no point that could end later than this after the start.
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub budget_s: Option<f64>,
+    /// Also record the tasks of a run of each point, to timelines/ beside the rows; `trace --measured` shows them.
+    #[arg(long)]
+    pub timelines: bool,
     /// Measure schedules with hazards too, and do not look for them.
     #[arg(long)]
     pub unchecked: bool,
@@ -360,14 +368,19 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "MEASURED.csv")]
     pub rows: Vec<PathBuf>,
     /// Calibrate the wire between two ranks that are processes, and the host device on both, instead of a GPU.
-    #[arg(long, conflicts_with_all = ["rows", "readings", "cite", "cache"])]
+    #[arg(long, conflicts_with_all = ["rows", "readings", "fills", "cite", "cache"])]
     pub fabric: bool,
     /// Ranks that are processes.
     #[command(flatten)]
     pub ranks: RankArgs,
-    /// Readings of flags, FIFO and launches that `calibrate` wrote; without it they are read when rows are measured.
+    /// Readings of flags, FIFO, launches and fills that `calibrate` wrote; without it they are read when rows are measured.
+    /// May be repeated.
     #[arg(long, value_name = "READINGS.csv")]
-    pub readings: Option<PathBuf>,
+    pub readings: Vec<PathBuf>,
+    /// What `measure --timelines` wrote for experiments/measured/fit/gemm_fills.toml or attention_fills.toml; may be
+    /// repeated.
+    #[arg(long, value_name = "DIR")]
+    pub fills: Vec<PathBuf>,
     /// What the machine file cites as the place of the rows.
     #[arg(long, value_name = "TEXT")]
     pub cite: Option<String>,
@@ -391,34 +404,14 @@ pub enum DeviceArg {
     Host,
 }
 
-/// What carries puts between ranks that are processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
-    /// Copies on one host.
-    Loopback,
-    /// InfiniBand or RoCE; in builds with the feature `rdma`.
-    VerbsRc,
-    /// EFA; in builds with the feature `rdma`. It has not met hardware.
-    VerbsSrd,
-}
-
-impl Carrier {
-    /// Every one.
-    const ALL: [Self; 3] = [Self::Loopback, Self::VerbsRc, Self::VerbsSrd];
-
-    /// Its name here and in records.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Loopback => "loopback",
-            Self::VerbsRc => "verbs-rc",
-            Self::VerbsSrd => "verbs-srd",
-        }
-    }
-}
-
 fn carrier(text: &str) -> Result<Carrier, String> {
     let named = Carrier::ALL.into_iter().find(|carrier| carrier.name() == text);
     named.ok_or_else(|| "allowed: loopback; verbs-rc and verbs-srd in builds with --features rdma".to_owned())
+}
+
+fn registration(text: &str) -> Result<Registration, String> {
+    let named = Registration::ALL.into_iter().find(|way| way.name() == text);
+    named.ok_or_else(|| "allowed: host, dmabuf, peermem, bounce".to_owned())
 }
 
 fn address(text: &str) -> Result<String, String> {
@@ -436,9 +429,14 @@ pub struct RankArgs {
     /// without it.
     #[arg(long)]
     pub spawn: bool,
-    /// What carries puts: loopback; verbs-rc or verbs-srd in builds with the feature rdma.
-    #[arg(long, value_name = "NAME", default_value = "loopback", value_parser = carrier)]
-    pub transport: Carrier,
+    /// What carries puts: loopback; verbs-rc or verbs-srd in builds with the feature rdma [default: the machine's, else
+    /// loopback].
+    #[arg(long, value_name = "NAME", value_parser = carrier)]
+    pub transport: Option<Carrier>,
+    /// How NICs come to a rank's memory: host (CPU threads), dmabuf or peermem (GPUs), bounce (by copies through host
+    /// memory) [default: the first that works].
+    #[arg(long, value_name = "NAME", value_parser = registration)]
+    pub registration: Option<Registration>,
     /// Where rank 0 listens [default: 127.0.0.1:7311, with --spawn a free port].
     #[arg(long, value_name = "HOST:PORT", value_parser = address)]
     pub address: Option<String>,
@@ -460,7 +458,8 @@ impl RankArgs {
     /// The first argument about NICs that was given.
     pub fn given_of_wire(&self) -> Option<&'static str> {
         let given = [
-            ("--transport", self.transport != Carrier::Loopback),
+            ("--transport", self.transport.is_some()),
+            ("--registration", self.registration.is_some()),
             ("--nics", !self.nics.is_empty()),
             ("--proxies", self.proxies.is_some()),
         ];
@@ -652,12 +651,52 @@ pub struct DiffArgs {
     pub limit: u64,
 }
 
+/// Flags that say what to simulate; a file that was measured says it itself.
+const OF_A_CASE: [&str; 26] = [
+    "kernel",
+    "cluster",
+    "m",
+    "n",
+    "k",
+    "tokens",
+    "hidden",
+    "inter",
+    "topk",
+    "experts",
+    "seq",
+    "batch",
+    "heads",
+    "head_dim",
+    "options",
+    "set",
+    "baseline",
+    "bulk_synchronous",
+    "split",
+    "protocol",
+    "seed",
+    "noise",
+    "execution",
+    "clock",
+    "unchecked",
+    "hazards",
+];
+
 /// `trace`.
 #[derive(Args, Debug)]
+#[command(
+    mut_arg("kernel", |arg| arg.required(false).default_value("").hide_default_value(true).required_unless_present("measured")),
+    mut_arg("cluster", |arg| arg.required(false).default_value("").hide_default_value(true).required_unless_present("measured"))
+)]
 pub struct TraceArgs {
     /// What to simulate.
     #[command(flatten)]
     pub point: PointArgs,
+    /// A timeline that `measure --timelines` wrote, instead of a simulation.
+    #[arg(long, value_name = "TIMELINE.csv", conflicts_with_all = OF_A_CASE)]
+    pub measured: Option<PathBuf>,
+    /// Also simulate what was measured, and put both into the file.
+    #[arg(long, requires = "measured")]
+    pub beside: bool,
     /// File that ui.perfetto.dev opens.
     #[arg(short, long, value_name = "FILE.json", default_value = "trace.json")]
     pub output: PathBuf,

@@ -20,14 +20,14 @@ pub use published::{
     EffectiveSplit, Figure, FitParameter, FitRow, JUDGED_FROM_SIZE, Judged, LeftOutError, Metric, PublishedProtocol,
     System,
 };
-pub use table::Table;
+pub use table::{Cell, Sheet, Table};
 
 use published::Standing;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use table::{parse_table, plain, provenance};
+use table::{plain, provenance};
 use tilewire_sim::Machine;
 
 /// Path below `data/` and text of every embedded file.
@@ -137,19 +137,23 @@ impl Data {
     /// # Errors
     /// [`DataError`] for anything but a rectangular CSV that its provenance describes.
     pub fn table(&self, path: &str) -> Result<Table, DataError> {
-        self.read(path, |table| Ok(table.clone()))
+        self.checked(path, |table| Ok(table.clone()))
     }
 
     /// What `rows` makes of a CSV.
     ///
     /// The hash comes last: whoever edits a copy of the data learns of a wrong field before being asked for a new hash.
-    fn read<T>(&self, path: &str, rows: impl FnOnce(&Table) -> Result<T, DataError>) -> Result<T, DataError> {
+    fn read<T>(&self, path: &str, rows: impl FnOnce(&Sheet) -> Result<T, DataError>) -> Result<T, DataError> {
+        self.checked(path, |table| rows(&table.sheet))
+    }
+
+    fn checked<T>(&self, path: &str, rows: impl FnOnce(&Table) -> Result<T, DataError>) -> Result<T, DataError> {
         let file = self.display(path);
         let toml_path = Path::new(path).with_extension("toml").display().to_string();
         let text = plain(&self.text(path)?);
         let provenance = provenance(&self.display(&toml_path), self.text(&toml_path))?;
-        let table = parse_table(&file, &text, provenance)?;
-        let header: BTreeSet<&str> = table.columns.iter().map(String::as_str).collect();
+        let table = Table { sheet: Sheet::parse(&file, &text)?, provenance };
+        let header: BTreeSet<&str> = table.sheet.columns.iter().map(String::as_str).collect();
         let described: BTreeSet<&str> = table.provenance.columns.keys().map(String::as_str).collect();
         let problem = match (header.difference(&described).next(), described.difference(&header).next()) {
             (Some(column), _) => Some(format!("columns does not describe \"{column}\"")),
@@ -339,14 +343,18 @@ const MAX_BYTES: u64 = 1 << 26;
 /// # Errors
 /// What the system says, or that the file is too long or no text.
 pub fn read_text(file: &Path) -> Result<String, String> {
+    String::from_utf8(read_bytes(file)?)
+        .map_err(|error| format!("no text: not UTF-8 from byte {}", error.utf8_error().valid_up_to()))
+}
+
+fn read_bytes(file: &Path) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let read = fs::File::open(file).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
     read.map_err(|error| error.to_string())?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("longer than {} MiB, which no input is", MAX_BYTES >> 20));
     }
-    String::from_utf8(bytes)
-        .map_err(|error| format!("no text: not UTF-8 from byte {}", error.utf8_error().valid_up_to()))
+    Ok(bytes)
 }
 
 /// A machine from a file anywhere, as `--machine FILE.toml` names it, and the file's text.

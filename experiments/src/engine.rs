@@ -2,12 +2,12 @@
 
 use crate::checked::{self, Checked};
 use crate::error::ExperimentError;
-use crate::plan::{Case, SplitChoice};
+use crate::plan::{Case, Fusion, OF_PHASES, SplitChoice};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use tilewire_kernels::encode::Hashed;
-use tilewire_kernels::{RoleSplit, Schedule};
+use tilewire_kernels::{RoleSplit, Schedule, bulk_synchronous};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
 use tilewire_sim::tune::{TuneConfig, Tuned, tune};
@@ -40,7 +40,7 @@ pub struct Prepared {
 pub struct Answer {
     /// Kernel.
     pub kernel: &'static str,
-    /// `fused` or `unfused`.
+    /// See [`Fusion`].
     pub form: &'static str,
     /// Cluster, `NxG`.
     pub cluster: String,
@@ -95,7 +95,9 @@ pub const fn clock_name(clock: Clock) -> &'static str {
 /// # Errors
 /// [`ExperimentError::Build`].
 pub fn build(case: &Case) -> Result<Schedule, ExperimentError> {
-    case.kernel.build(&case.spec()).map_err(|source| ExperimentError::Build { case: case.to_string(), source })
+    let schedule = case.kernel.build(&case.spec());
+    let schedule = if case.fusion == Fusion::BulkSynchronous { schedule.and_then(bulk_synchronous) } else { schedule };
+    schedule.map_err(|source| ExperimentError::Build { case: case.to_string(), source })
 }
 
 /// Refuses what would not fit into memory: tasks of every skeleton, flags of every simulated rank.
@@ -128,7 +130,7 @@ impl Prepared {
         let name = case.to_string();
         let machine = case.target.machine.clone();
         // Libraries' kernels are hard-wired.
-        let machine = if case.baseline { Machine { interpreter: None, ..machine } } else { machine };
+        let machine = if case.is_unfused() { Machine { interpreter: None, ..machine } } else { machine };
         let simulation = |clock| {
             Simulation::new(&schedule, &machine, &case.config(clock))
                 .map_err(|source| ExperimentError::Sim { case: name.clone(), source })
@@ -154,6 +156,9 @@ impl Prepared {
     pub fn split(&self, case: &Case) -> Result<RoleSplit, ExperimentError> {
         match case.split {
             SplitChoice::Fixed(split) => Ok(split),
+            SplitChoice::Auto if case.fusion == Fusion::BulkSynchronous => {
+                Err(ExperimentError::refused("split of ".to_owned() + &self.name, format!("\"auto\", {OF_PHASES}")))
+            }
             SplitChoice::Auto => {
                 let config = TuneConfig::prompt(&self.simulation, AUTO_SIMULATIONS);
                 Ok(self.tune(&[], &config, &|_| ())?.split)
@@ -169,7 +174,7 @@ impl Prepared {
         let (prediction, clock) = self.run(split).map_err(|source| self.error(source))?;
         Ok(Answer {
             kernel: case.name,
-            form: case.form(),
+            form: case.fusion.name(),
             cluster: case.target.cluster.to_string(),
             machine: case.target.machine.name.clone(),
             fabric: case.target.machine.fabric.name(),

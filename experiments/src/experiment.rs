@@ -6,7 +6,7 @@
 //! cluster  = "2x8-h200-efa"
 //! options  = "tilewire"                  # or "published"
 //! protocol = "fair"                      # or "published"; default: as the options
-//! baseline = [false, true]
+//! baseline = [false, true]     or bulk_synchronous = true
 //! seed     = 1
 //! noise    = false
 //! clock    = "sustained"                 # or "cold"; default: as the protocol's loops leave it
@@ -53,7 +53,7 @@ pub use claims::{Expect, Hypothesis, Of, Study};
 use crate::checked::Checks;
 use crate::document::{Document, Node};
 use crate::error::ExperimentError;
-use crate::plan::{Case, Draft, Source, SplitChoice};
+use crate::plan::{Case, Draft, Fusion, Source, SplitChoice};
 use crate::row::Outcome;
 use axes::{Axes, Splits, grid_splits, placed};
 use claims::{claims_something, expectations, filter, number_column, share};
@@ -141,8 +141,8 @@ impl Experiment {
         let axes = Axes::read(&root)?;
         let (split_node, splits) = match root.get("split") {
             // Launches of the unfused form take the SMs that they can get.
-            None if axes.baselines == [true] => (axes.shape_node.clone(), Splits::List(Vec::new())),
-            Some(node) if axes.baselines == [true] => {
+            None if axes.fusions == [Fusion::Unfused] => (axes.shape_node.clone(), Splits::List(Vec::new())),
+            Some(node) if axes.fusions == [Fusion::Unfused] => {
                 return Err(node.refuse("the unfused form has no split; remove it, or add false to baseline"));
             }
             _ => {
@@ -181,7 +181,7 @@ impl Experiment {
             overrides: Vec::new(),
             split: Some("auto".into()),
             protocol: None,
-            baseline: false,
+            fusion: Fusion::Fused,
             seed,
             noise,
             execution,
@@ -289,7 +289,7 @@ impl Experiment {
         source: &Source,
         node: &Node<'_>,
     ) -> Result<(), ExperimentError> {
-        let choices = if case.baseline {
+        let choices = if case.is_unfused() {
             vec![case.split]
         } else {
             match splits {
@@ -306,7 +306,7 @@ impl Experiment {
                 }
                 Splits::Grid(grid) => {
                     let sms = case.target.machine.gpu.sms.value as u32;
-                    let (fit, too_large) = grid_splits(grid, sms);
+                    let (fit, too_large) = grid_splits(grid, sms, case.fusion == Fusion::BulkSynchronous);
                     self.too_large += too_large;
                     fit.into_iter().map(SplitChoice::Fixed).collect()
                 }

@@ -19,7 +19,7 @@ use crate::data::{Data, Figure, FitRow, JUDGED_FROM_SIZE, Judged, Metric, System
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::experiment::Experiment;
-use crate::plan::{self, Case, Draft, Source, SplitChoice};
+use crate::plan::{self, Case, Draft, Fusion, Source, SplitChoice};
 use crate::plot;
 use crate::provenance::Output;
 use crate::table::Table;
@@ -240,7 +240,7 @@ pub(crate) fn case_of(
         overrides: Vec::new(),
         split: Some("published".into()),
         protocol: Some(protocol),
-        baseline: system.is_baseline(),
+        fusion: if system.is_baseline() { Fusion::Unfused } else { Fusion::Fused },
         seed: 0,
         noise: false,
         execution: Execution::Folded,

@@ -1,8 +1,9 @@
 //! A measured row: the columns that it shares with a sweep, what the clock showed, and everything it was made with.
 
 use crate::checked::Checks;
+use crate::data::{Cell, DataError, Sheet};
 use crate::error::ExperimentError;
-use crate::plan::{Case, Draft, assignments};
+use crate::plan::{Case, Draft, Fusion, assignments};
 use crate::shape;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,8 +15,23 @@ use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
 
 /// Columns that rows of one comparison must share, beside those that name the point.
-pub const PROVENANCE: [&str; 11] =
-    ["machine", "mode", "protocol", "transport", "pacing", "inputs", "gpu", "driver", "nvrtc", "cubin", "revision"];
+pub const PROVENANCE: [&str; 12] = [
+    "machine",
+    "mode",
+    "protocol",
+    "transport",
+    REGISTRATION,
+    "pacing",
+    "inputs",
+    "gpu",
+    "driver",
+    "nvrtc",
+    "cubin",
+    "revision",
+];
+
+/// How NICs come to the memory of ranks. Rows of a time when none did lack the column: `none`.
+const REGISTRATION: &str = "registration";
 
 /// Columns that name a point; `sweep` has them too.
 const POINT: [&str; 11] =
@@ -45,7 +61,7 @@ const READINGS: [&str; 8] = [
     "hazards",
 ];
 
-const RECORD: [&str; 15] = [
+const RECORD: [&str; 16] = [
     "outputs",
     "outputs_wrong",
     "outputs_worst",
@@ -53,6 +69,7 @@ const RECORD: [&str; 15] = [
     "repeats",
     "inputs",
     "transport",
+    REGISTRATION,
     "pacing",
     "gpu",
     "driver",
@@ -133,7 +150,7 @@ pub fn point(case: &Case, split: &RoleSplit, clock: &str) -> BTreeMap<String, St
     let target = &case.target;
     let values = [
         case.name.to_owned(),
-        case.form().to_owned(),
+        case.fusion.name().to_owned(),
         target.cluster.to_string(),
         target.machine.name.clone(),
         target.machine.fabric.name().to_owned(),
@@ -160,10 +177,15 @@ pub fn fields(
 ) -> BTreeMap<String, String> {
     let mut fields = point.clone();
     let mut put = |name: &str, value: String| drop(fields.insert(name.to_owned(), value));
-    let Facts { gpu, driver, nvrtc, cubin, transport } = setting.facts.clone();
-    for (name, value) in
-        [("gpu", gpu), ("driver", driver), ("nvrtc", nvrtc), ("cubin", cubin), ("transport", transport)]
-    {
+    let Facts { gpu, driver, nvrtc, cubin, transport, registration } = setting.facts.clone();
+    for (name, value) in [
+        ("gpu", gpu),
+        ("driver", driver),
+        ("nvrtc", nvrtc),
+        ("cubin", cubin),
+        ("transport", transport),
+        (REGISTRATION, registration),
+    ] {
         put(name, value);
     }
     put("pacing", setting.pacing.clone());
@@ -225,33 +247,68 @@ pub struct MeasuredRow {
     fields: BTreeMap<String, String>,
 }
 
+/// Columns of counts: whole numbers, or nothing where a row has none.
+const COUNTS: [&str; 5] = ["seed", "outputs", "outputs_wrong", "warm_up", "repeats"];
+
+/// Numbers that may be below zero.
+const SIGNED: [&str; 2] = ["overlap", "exposed_comm_us"];
+
 /// Reads a file of rows; lines that begin with `#` are comments.
 ///
 /// # Errors
-/// [`ExperimentError::Read`], and [`ExperimentError::Refused`] when a column is missing.
+/// [`ExperimentError::Data`] with line and column for what `measure` does not write.
 pub fn read(file: &Path) -> Result<Vec<MeasuredRow>, ExperimentError> {
-    let fail = |message: String| ExperimentError::Read { file: file.to_owned(), message };
-    let mut reader =
-        csv::ReaderBuilder::new().comment(Some(b'#')).from_path(file).map_err(|error| fail(error.to_string()))?;
-    let names: Vec<String> =
-        reader.headers().map_err(|error| fail(error.to_string()))?.iter().map(str::to_owned).collect();
-    if let Some(missing) = columns().into_iter().find(|column| !names.contains(column)) {
+    let sheet = Sheet::read(file)?;
+    let names = columns();
+    if let Some(missing) = names.iter().find(|name| *name != REGISTRATION && !sheet.columns.contains(name)) {
         let problem = format!("no column \"{missing}\"; allowed: a file that `tilewire measure` of this version wrote");
-        return Err(ExperimentError::refused(file.display().to_string(), problem));
+        return Err(ExperimentError::refused(sheet.file, problem));
     }
-    let mut rows = Vec::new();
-    for record in reader.records() {
-        let record = record.map_err(|error| fail(error.to_string()))?;
-        let place = format!("{}:{}", file.display(), record.position().map_or(0, csv::Position::line));
-        rows.push(MeasuredRow { place, fields: names.iter().cloned().zip(record.iter().map(str::to_owned)).collect() });
+    let mut rows = Vec::with_capacity(sheet.rows.len());
+    for row in &sheet.rows {
+        let cells: BTreeMap<&str, Cell<'_>> =
+            sheet.columns.iter().enumerate().map(|(i, name)| (name.as_str(), sheet.cell(row, i))).collect();
+        checked(&cells)?;
+        let mut fields: BTreeMap<String, String> =
+            cells.into_iter().map(|(name, cell)| (name.to_owned(), cell.text.to_owned())).collect();
+        fields.entry(REGISTRATION.to_owned()).or_insert_with(|| "none".to_owned());
+        rows.push(MeasuredRow { place: format!("{}:{}", sheet.file, row.line), fields });
     }
     Ok(rows)
 }
 
+/// Refuses fields that no row has.
+fn checked(cells: &BTreeMap<&str, Cell<'_>>) -> Result<(), DataError> {
+    let whole = |name: &str| cells[name].optional("a whole number, or nothing", |_: &u64| true).map(drop);
+    let shapes = shape::names();
+    shapes.chain(RoleKind::ALL.map(RoleKind::name)).chain(COUNTS).try_for_each(whole)?;
+    let status = cells["status"].filled()?;
+    for name in TIMES.into_iter().chain(READINGS).filter(|&name| name != "status" && name != "hazards") {
+        let legal = |value: &f64| value.is_finite() && (SIGNED.contains(&name) || *value >= 0.0);
+        let allowed = if SIGNED.contains(&name) { "a number, or nothing" } else { "a number from 0, or nothing" };
+        cells[name].optional(allowed, legal)?;
+    }
+    if status == "ok" {
+        cells["time_us"]
+            .required("a number above 0 where the status is ok", |&time: &f64| time.is_finite() && time > 0.0)?;
+    }
+    Ok(())
+}
+
 impl MeasuredRow {
+    /// A row by its fields, from `place`.
+    pub const fn new(place: String, fields: BTreeMap<String, String>) -> Self {
+        Self { place, fields }
+    }
+
     /// A field; empty where the row has none.
     pub fn text(&self, column: &str) -> &str {
         self.fields.get(column).map_or("", String::as_str)
+    }
+
+    /// All fields, by column.
+    pub const fn fields(&self) -> &BTreeMap<String, String> {
+        &self.fields
     }
 
     /// A number; none where the field holds none.
@@ -303,15 +360,23 @@ impl MeasuredRow {
             "cold" => Clock::Cold,
             other => return Err(format!("clock = \"{other}\", allowed: sustained, cold")),
         };
+        let refuse = |name: &str, allowed: &str| format!("{name} = \"{}\", allowed: {allowed}", self.text(name));
+        let forms = Fusion::ALL.map(Fusion::name).join(", ");
+        let fusion = Fusion::ALL.into_iter().find(|fusion| fusion.name() == self.text("form"));
+        let sets = [OptionSet::Tilewire, OptionSet::Published];
+        let set = sets.into_iter().find(|set| set.name() == self.text("option_set"));
+        if self.text("protocol") != "fair" {
+            return Err(refuse("protocol", "fair"));
+        }
         Ok(Draft {
             kernel: self.text("kernel").to_owned(),
             cluster: format!("{}-{}", self.text("cluster"), self.text("machine")),
             shape,
-            set: if self.text("option_set") == "published" { OptionSet::Published } else { OptionSet::Tilewire },
+            set: set.ok_or_else(|| refuse("option_set", "tilewire, published"))?,
             overrides: assignments(&options).map_err(|refusal| refusal.problem)?,
             split: Some(self.split()?.to_string()),
             protocol: Some(crate::cli::ProtocolArg::Fair),
-            baseline: self.text("form") == "unfused",
+            fusion: fusion.ok_or_else(|| refuse("form", &forms))?,
             seed: self
                 .text("seed")
                 .parse()

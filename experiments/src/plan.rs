@@ -43,6 +43,35 @@ pub enum SplitChoice {
     Auto,
 }
 
+/// What a split of a bulk-synchronous form may be.
+pub const OF_PHASES: &str =
+    "allowed with bulk-synchronous phases: ROLE=CTAS,... for every role with work, up to all SMs for each phase";
+
+/// How compute and communication of a kernel go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fusion {
+    /// Side by side in one launch.
+    Fused,
+    /// Library compute, then a library collective.
+    Unfused,
+    /// The fused schedule's tasks by turns, a launch for each phase.
+    BulkSynchronous,
+}
+
+impl Fusion {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Fused, Self::Unfused, Self::BulkSynchronous];
+
+    /// As columns have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fused => "fused",
+            Self::Unfused => "unfused",
+            Self::BulkSynchronous => "bulk_synchronous",
+        }
+    }
+}
+
 /// A case as it was asked for.
 #[derive(Clone, Debug)]
 pub struct Draft {
@@ -60,8 +89,8 @@ pub struct Draft {
     pub split: Option<String>,
     /// Protocol; none: as the options.
     pub protocol: Option<ProtocolArg>,
-    /// Unfused form.
-    pub baseline: bool,
+    /// Fused or not.
+    pub fusion: Fusion,
     /// Seed.
     pub seed: u64,
     /// Whether noise is drawn.
@@ -93,8 +122,8 @@ pub struct Case {
     pub split: SplitChoice,
     /// Protocol.
     pub protocol: Protocol,
-    /// Unfused form.
-    pub baseline: bool,
+    /// Fused or not.
+    pub fusion: Fusion,
     /// Seed.
     pub seed: u64,
     /// Whether noise is drawn.
@@ -183,7 +212,8 @@ impl Draft {
     pub fn resolve(&self, source: &Source) -> Result<Case, ResolveError> {
         let fused = kernel(&self.kernel)?;
         let name = fused.name();
-        let kernel = if self.baseline {
+        let unfused = self.fusion == Fusion::Unfused;
+        let kernel = if unfused {
             let none = || Refusal::new(Part::Baseline, format!("{name} has no unfused form"));
             tilewire_kernels::baseline(name).ok_or_else(none)?
         } else {
@@ -202,7 +232,10 @@ impl Draft {
         let split_text = self.split.as_deref().unwrap_or(default);
         let split = match split_text {
             // The launches of the unfused form take all SMs.
-            _ if self.baseline => SplitChoice::Fixed(RoleSplit::default()),
+            _ if unfused => SplitChoice::Fixed(RoleSplit::default()),
+            "published" if self.fusion == Fusion::BulkSynchronous => {
+                return Err(Refusal::new(Part::Split, format!("\"published\", {OF_PHASES}")).into());
+            }
             "auto" => SplitChoice::Auto,
             "published" => {
                 let published = published_split(&source.data, name, target.cluster, &problem)?;
@@ -227,7 +260,7 @@ impl Draft {
         let default = if self.set == OptionSet::Published { ProtocolArg::Published } else { ProtocolArg::Fair };
         let protocol = match self.protocol.unwrap_or(default) {
             ProtocolArg::Fair => Protocol::Fair,
-            ProtocolArg::Published => source.data.protocol(name, system(kind, self.baseline))?.simulated(),
+            ProtocolArg::Published => source.data.protocol(name, system(kind, unfused))?.simulated(),
         };
         Ok(Case {
             name,
@@ -238,7 +271,7 @@ impl Draft {
             options,
             split,
             protocol,
-            baseline: self.baseline,
+            fusion: self.fusion,
             seed: self.seed,
             noise: self.noise,
             execution: self.execution,
@@ -371,15 +404,19 @@ impl Case {
         }
     }
 
-    /// `fused` or `unfused`.
-    pub const fn form(&self) -> &'static str {
-        if self.baseline { "unfused" } else { "fused" }
+    /// Whether libraries compute and communicate.
+    pub fn is_unfused(&self) -> bool {
+        self.fusion == Fusion::Unfused
     }
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let form = if self.baseline { " (unfused)" } else { "" };
+        let form = match self.fusion {
+            Fusion::Fused => "",
+            Fusion::Unfused => " (unfused)",
+            Fusion::BulkSynchronous => " (bulk-synchronous)",
+        };
         write!(f, "{}{form} {} on {}", self.name, self.problem, self.target)
     }
 }
@@ -395,7 +432,11 @@ impl CaseArgs {
             overrides: assignments(&self.set).map_err(at_flag)?,
             split: Some("auto".into()),
             protocol: Some(ProtocolArg::Fair),
-            baseline: self.baseline,
+            fusion: match (self.baseline, self.bulk_synchronous) {
+                (true, _) => Fusion::Unfused,
+                (false, true) => Fusion::BulkSynchronous,
+                (false, false) => Fusion::Fused,
+            },
             seed: 0,
             noise: false,
             execution: Execution::Folded,

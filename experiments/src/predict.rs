@@ -39,7 +39,7 @@ pub fn text(case: &Case, answer: &Answer) -> String {
     let _ = writeln!(out, "{case}");
     let _ =
         writeln!(out, "options {}, protocol {}, {} execution", answer.option_set, answer.protocol, answer.execution);
-    if case.baseline {
+    if case.is_unfused() {
         let _ = writeln!(out, "split   none: each launch takes the SMs that it can get");
     } else {
         let _ = writeln!(out, "split   {}{tuned}", answer.split);

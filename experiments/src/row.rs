@@ -65,7 +65,7 @@ pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
     let target = &case.target;
     let mut fields = vec![
         case.name.to_owned(),
-        case.form().to_owned(),
+        case.fusion.name().to_owned(),
         target.cluster.to_string(),
         target.machine.name.clone(),
         target.machine.fabric.name().to_owned(),

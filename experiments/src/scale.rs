@@ -214,9 +214,9 @@ fn by_ranks(experiment: &Experiment, rows: &[&[Vec<String>]]) -> Option<LinePlot
     let place = row::columns().iter().position(|column| column == "tflops_per_gpu")?;
     let mut lines: BTreeMap<(bool, String), BTreeMap<usize, Vec<f64>>> = BTreeMap::new();
     for (point, (case, _)) in experiment.cases().enumerate() {
-        let name = format!("{} {}, {} options", case.form(), case.name, case.set.name());
+        let name = format!("{} {}, {} options", case.fusion.name(), case.name, case.set.name());
         let values = rows.iter().map(|replica| replica[point][place].parse().ok()).collect::<Option<Vec<f64>>>()?;
-        let line = lines.entry((case.baseline, name)).or_default();
+        let line = lines.entry((case.is_unfused(), name)).or_default();
         // Several shapes or splits of one cluster are no line.
         if line.insert(case.target.cluster.ranks(), values).is_some() {
             return None;

@@ -268,12 +268,12 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
         let bound: String = answer.prediction.bound_by.clone().into();
         table.row([
             case.name.to_owned(),
-            case.form().to_owned(),
+            case.fusion.name().to_owned(),
             case.target.to_string(),
             case.problem.size().to_string(),
             case.set.name().to_owned(),
             answer.protocol.to_owned(),
-            if case.baseline { "-".into() } else { answer.split.to_string() },
+            if case.is_unfused() { "-".into() } else { answer.split.to_string() },
             format!("{:.2}", answer.prediction.time_us),
             format!("{:.1}", answer.prediction.tflops_per_gpu),
             format!("{:.3}", answer.prediction.overlap),

@@ -9,7 +9,7 @@
 
 use crate::engine::Answer;
 use crate::experiment::Experiment;
-use crate::plan::Case;
+use crate::plan::{Case, Fusion};
 use crate::plot::Frame;
 use crate::plot::axis::Spread;
 use crate::plot::heat::HeatMap;
@@ -63,7 +63,11 @@ pub fn plots(experiment: &Experiment, rows: &[Row]) -> Vec<(String, Plot)> {
 }
 
 fn file_name(g: usize, case: &Case) -> String {
-    let form = if case.baseline { "-unfused" } else { "" };
+    let form = match case.fusion {
+        Fusion::Fused => "",
+        Fusion::Unfused => "-unfused",
+        Fusion::BulkSynchronous => "-bulk_synchronous",
+    };
     format!("{g:02}-{}{form}-{}-{}", case.name, case.target, case.problem.size())
 }
 
@@ -177,7 +181,7 @@ fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) ->
         |case| case.target.to_string(),
         |case| format!("{} options", case.set.name()),
         |case| format!("{} protocol", case.protocol_name()),
-        |case| case.form().to_owned(),
+        |case| case.fusion.name().to_owned(),
     ];
     let (varied, common): (Vec<_>, Vec<_>) = parts.into_iter().partition(|&part| differs(part));
     let words = |parts: &[fn(&Case) -> String], case: &Case, between: &str| {
@@ -186,7 +190,10 @@ fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) ->
     for (&g, answers) in by_group {
         let case = &experiment.groups[g].case;
         let best = answers.iter().min_by(|a, b| a.prediction.time_us.total_cmp(&b.prediction.time_us))?;
-        lines.entry((case.baseline, words(&varied, case, ", "))).or_default().push((case.problem.size() as f64, best));
+        lines
+            .entry((case.is_unfused(), words(&varied, case, ", ")))
+            .or_default()
+            .push((case.problem.size() as f64, best));
     }
     let sizes: BTreeSet<u64> = experiment.groups.iter().map(|group| group.case.problem.size()).collect();
     // Several schedules of one size, as options vary, are no line.

@@ -3,7 +3,7 @@
 use crate::cli::{ClockArg, ProtocolArg, TuneArgs};
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
-use crate::plan::{self, Case, Draft};
+use crate::plan::{self, Case, Draft, Fusion};
 use crate::provenance::Output;
 use crate::table::Table;
 use crate::{predict, progress};
@@ -46,7 +46,11 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         ..args.case.draft()?
     };
     let case = draft.resolve(&source).map_err(plan::flagged)?;
-    if case.baseline {
+    if case.fusion == Fusion::BulkSynchronous {
+        let problem = "its phases do not share the SMs, so there is no split to tune; use sweep";
+        return Err(ExperimentError::refused("--bulk-synchronous", problem));
+    }
+    if case.is_unfused() {
         return Err(ExperimentError::refused("--baseline", "the unfused form has no split to tune; use predict"));
     }
     let prepared = Prepared::new(&case)?;

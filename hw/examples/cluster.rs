@@ -81,7 +81,7 @@ fn check(seats: &[Seat]) -> bool {
                     sampled.wrong,
                     sampled.elements,
                     time.time_us,
-                    time.start_skew_us
+                    time.launched_us.iter().copied().fold(0.0, f64::max)
                 );
                 if compared.wrong > 0 || sampled.wrong > 0 || compared.elements == 0 {
                     line.push_str("WRONG ");

@@ -4,6 +4,7 @@
 //! and end, which are the same for all SMs: they place its cycles in time.
 
 use crate::lower::Program;
+use serde::{Deserialize, Serialize};
 
 /// `CtaTimes` of `program.cuh`.
 #[repr(C)]
@@ -39,20 +40,22 @@ pub(crate) struct Stamps {
     unused: u32,
 }
 
-/// A task of a measured timeline. The same fields as the simulator's record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A task of a measured timeline. The fields of the simulator's record, and the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskTime {
     /// Instance: the rank in virtual and cluster mode, 0 in mirror mode.
     pub rank: u32,
     /// Role, over all launches.
     pub role: u32,
+    /// CTA of the launch, whatever roles it has gone through.
+    pub block: u32,
     /// CTA of the role that the CTA started in.
     pub cta: u32,
     /// Lane of the CTA.
     pub lane: u32,
     /// Number in the role's list.
     pub task: u32,
-    /// The CTA took the task, ps from the first CTA's begin.
+    /// The CTA took the task, ps from the first CTA's begin; of a tile that is fetched ahead, while the one before runs.
     pub taken: u64,
     /// All start waits were met, ps.
     pub start: u64,
@@ -80,6 +83,7 @@ pub(crate) fn task_times(program: &Program, stamps: &[Stamps], ctas: &[CtaTimes]
                 times.push(TaskTime {
                     rank: program.gpu + instance,
                     role: roles_before + number,
+                    block: stamp.block,
                     cta: launch.starts[stamp.block as usize].cta,
                     lane: stamp.lane,
                     task: program.tasks[index as usize].number,

@@ -7,7 +7,7 @@ mod small;
 use small::{Case, cases};
 use std::collections::{BTreeMap, BTreeSet};
 use tilewire_hw::values::{Config, ExecError, Race, Report, Scheduler, run};
-use tilewire_kernels::{Fabric, OptionSet, RoleKind, RoleSplit};
+use tilewire_kernels::{Fabric, OptionSet, RoleKind, RoleSplit, bulk_synchronous};
 
 const SCHEDULERS: [Scheduler; 9] = [
     Scheduler::Laggards,
@@ -62,6 +62,23 @@ fn tilewire_sets_are_right_and_free_of_races_on_ib_rc() {
 #[test]
 fn tilewire_sets_are_right_and_free_of_races_on_efa_srd() {
     suite(OptionSet::Tilewire, Fabric::EfaSrd, clean);
+}
+
+#[test]
+fn bulk_synchronous_forms_are_right_and_free_of_races() {
+    let mut seen = BTreeSet::new();
+    for (i, case) in cases(OptionSet::Tilewire, Fabric::IbRc).iter().enumerate() {
+        // Whose ranks have different tasks, it says so.
+        let Ok(schedule) = bulk_synchronous(case.kernel.build(&case.spec).expect("a small case builds")) else {
+            continue;
+        };
+        seen.insert(case.kernel.name());
+        for turn in 0..2 {
+            let config = config(i, turn);
+            clean(case, &config, run(&schedule, case.kernel, &case.spec, &config));
+        }
+    }
+    assert_eq!(seen.len(), 5, "every kernel has one: {seen:?}");
 }
 
 /// What is known to go wrong in a published set: races, by kernel. A kernel without one computes right values.

@@ -22,6 +22,7 @@ pub mod gemm_rs;
 pub mod kernel;
 pub mod moe_dispatch_gemm;
 pub mod options;
+pub mod phases;
 mod reference;
 pub mod ring_attention;
 mod routing;
@@ -34,6 +35,7 @@ pub use cluster::{Cluster, Fabric, Offset, Rank};
 pub use encode::{ScheduleHash, schedule_hash};
 pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
 pub use options::{OptionSet, Options};
+pub use phases::bulk_synchronous;
 pub use schedule::{RoleKind, RoleSplit, Schedule, Task};
 
 /// Every kernel. A new kernel is its file and a line here.

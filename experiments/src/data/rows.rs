@@ -4,7 +4,7 @@ use super::published::Standing;
 use super::table::Cell;
 use super::{
     DataError, EffectiveSplit, FUSED, Figure, FitParameter, FitRow, LeftOutError, Metric, OTHERS, PublishedProtocol,
-    System, Table,
+    Sheet, System,
 };
 use tilewire_kernels::RoleSplit;
 
@@ -41,12 +41,12 @@ impl<'a> Cell<'a> {
     }
 }
 
-pub(super) fn figures(table: &Table) -> Result<Vec<Figure>, DataError> {
-    let [kernel, topology, system, tokens, seq, shape_m, metric, value, notes, source] = table
+pub(super) fn figures(sheet: &Sheet) -> Result<Vec<Figure>, DataError> {
+    let [kernel, topology, system, tokens, seq, shape_m, metric, value, notes, source] = sheet
         .find(["kernel", "topology", "system", "tokens", "seq", "shape_m", "metric", "value", "notes", "source"])?;
-    let mut figures = Vec::with_capacity(table.rows.len());
-    for row in &table.rows {
-        let cell = |column| table.cell(row, column);
+    let mut figures = Vec::with_capacity(sheet.rows.len());
+    for row in &sheet.rows {
+        let cell = |column| sheet.cell(row, column);
         let mut size = None;
         for column in [tokens, seq, shape_m] {
             size = size.or(cell(column).optional("a positive integer or nothing", |size: &u64| *size > 0)?);
@@ -71,12 +71,12 @@ pub(super) fn figures(table: &Table) -> Result<Vec<Figure>, DataError> {
     Ok(figures)
 }
 
-pub(super) fn effective_splits(table: &Table) -> Result<Vec<EffectiveSplit>, DataError> {
+pub(super) fn effective_splits(sheet: &Sheet) -> Result<Vec<EffectiveSplit>, DataError> {
     let [kernel, nodes, size, compute, intra, send, reduce, options, note, source] =
-        table.find(["kernel", "nodes", "size", "compute", "intra", "send", "reduce", "options", "note", "source"])?;
-    let mut splits = Vec::with_capacity(table.rows.len());
-    for row in &table.rows {
-        let cell = |column| table.cell(row, column);
+        sheet.find(["kernel", "nodes", "size", "compute", "intra", "send", "reduce", "options", "note", "source"])?;
+    let mut splits = Vec::with_capacity(sheet.rows.len());
+    for row in &sheet.rows {
+        let cell = |column| sheet.cell(row, column);
         let ctas = |column| cell(column).required("a number of CTAs", |ctas: &u32| *ctas <= 1024);
         splits.push(EffectiveSplit {
             kernel: cell(kernel).fused_kernel()?.to_owned(),
@@ -96,8 +96,8 @@ pub(super) fn effective_splits(table: &Table) -> Result<Vec<EffectiveSplit>, Dat
     Ok(splits)
 }
 
-pub(super) fn protocols(table: &Table) -> Result<Vec<PublishedProtocol>, DataError> {
-    let [kernel, system, stale, isolated, launches, nvls, note, source] = table.find([
+pub(super) fn protocols(sheet: &Sheet) -> Result<Vec<PublishedProtocol>, DataError> {
+    let [kernel, system, stale, isolated, launches, nvls, note, source] = sheet.find([
         "kernel",
         "system",
         "stale_arrivals",
@@ -107,9 +107,9 @@ pub(super) fn protocols(table: &Table) -> Result<Vec<PublishedProtocol>, DataErr
         "note",
         "source",
     ])?;
-    let mut protocols = Vec::with_capacity(table.rows.len());
-    for row in &table.rows {
-        let cell = |column| table.cell(row, column);
+    let mut protocols = Vec::with_capacity(sheet.rows.len());
+    for row in &sheet.rows {
+        let cell = |column| sheet.cell(row, column);
         let name = cell(system);
         protocols.push(PublishedProtocol {
             kernel: cell(kernel).fused_kernel()?.to_owned(),
@@ -125,12 +125,12 @@ pub(super) fn protocols(table: &Table) -> Result<Vec<PublishedProtocol>, DataErr
     Ok(protocols)
 }
 
-pub(super) fn fit_rows(table: &Table) -> Result<Vec<FitRow>, DataError> {
+pub(super) fn fit_rows(sheet: &Sheet) -> Result<Vec<FitRow>, DataError> {
     let [kernel, system, topology, size, parameters] =
-        table.find(["kernel", "system", "topology", "size", "parameters"])?;
-    let mut rows = Vec::with_capacity(table.rows.len());
-    for row in &table.rows {
-        let cell = |column| table.cell(row, column);
+        sheet.find(["kernel", "system", "topology", "size", "parameters"])?;
+    let mut rows = Vec::with_capacity(sheet.rows.len());
+    for row in &sheet.rows {
+        let cell = |column| sheet.cell(row, column);
         rows.push(FitRow {
             kernel: cell(kernel).fused_kernel()?.to_owned(),
             system: cell(system).filled()?.to_owned(),
@@ -142,12 +142,12 @@ pub(super) fn fit_rows(table: &Table) -> Result<Vec<FitRow>, DataError> {
     Ok(rows)
 }
 
-pub(super) fn left_out(table: &Table) -> Result<Vec<LeftOutError>, DataError> {
+pub(super) fn left_out(sheet: &Sheet) -> Result<Vec<LeftOutError>, DataError> {
     let [left_out, kernel, topology, system, rows, error, worst_size, worst_error] =
-        table.find(["left_out", "kernel", "topology", "system", "rows", "error", "worst_size", "worst_error"])?;
-    let mut errors = Vec::with_capacity(table.rows.len());
-    for row in &table.rows {
-        let cell = |column| table.cell(row, column);
+        sheet.find(["left_out", "kernel", "topology", "system", "rows", "error", "worst_size", "worst_error"])?;
+    let mut errors = Vec::with_capacity(sheet.rows.len());
+    for row in &sheet.rows {
+        let cell = |column| sheet.cell(row, column);
         let whole = |column| cell(column).required("a whole number of 1 or more", |&n: &u64| n > 0);
         let number = |column| cell(column).required("a number of 0 or more", |n: &f64| n.is_finite() && *n >= 0.0);
         errors.push(LeftOutError {
@@ -164,11 +164,11 @@ pub(super) fn left_out(table: &Table) -> Result<Vec<LeftOutError>, DataError> {
     Ok(errors)
 }
 
-pub(super) fn fit_parameters(table: &Table) -> Result<Vec<FitParameter>, DataError> {
-    let [parameter, machines, start, low, high] = table.find(["parameter", "machines", "start", "low", "high"])?;
-    let mut parameters = Vec::with_capacity(table.rows.len());
-    for row in &table.rows {
-        let cell = |column| table.cell(row, column);
+pub(super) fn fit_parameters(sheet: &Sheet) -> Result<Vec<FitParameter>, DataError> {
+    let [parameter, machines, start, low, high] = sheet.find(["parameter", "machines", "start", "low", "high"])?;
+    let mut parameters = Vec::with_capacity(sheet.rows.len());
+    for row in &sheet.rows {
+        let cell = |column| sheet.cell(row, column);
         let number = |column| cell(column).required("a number from 0 to 1e6", |n| (0.0..=1e6).contains(n));
         let found = FitParameter {
             parameter: cell(parameter).filled()?.to_owned(),

@@ -1,8 +1,9 @@
-//! A CSV with its provenance, and fields that know where they stand.
+//! CSVs, those with provenance among them, and fields that know where they stand.
 
-use super::DataError;
+use super::{DataError, read_bytes};
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::str::FromStr;
 use tilewire_sim::machine::Kind;
 
@@ -34,21 +35,28 @@ struct ProvenanceFile {
     source: Provenance,
 }
 
-/// A CSV whose rows all have the header's columns, and its provenance.
+/// A CSV whose rows all have the header's columns. Lines that begin with `#` are comments.
 #[derive(Clone, Debug)]
-pub struct Table {
+pub struct Sheet {
     /// Path, as errors name it.
     pub file: String,
     /// Column names.
     pub columns: Vec<String>,
     /// Rows in the file's order.
     pub rows: Vec<Row>,
-    /// Provenance.
-    pub provenance: Provenance,
     header_line: u64,
 }
 
-/// A row of a [`Table`].
+/// A CSV and its provenance.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// The CSV.
+    pub sheet: Sheet,
+    /// Provenance.
+    pub provenance: Provenance,
+}
+
+/// A row of a [`Sheet`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Line of the file, from 1.
@@ -60,14 +68,76 @@ pub struct Row {
 /// A field with its place, to be parsed.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell<'a> {
-    table: &'a Table,
+    sheet: &'a Sheet,
     line: u64,
     column: usize,
     /// The field's text.
     pub text: &'a str,
 }
 
-impl Table {
+impl Sheet {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`DataError`] for what is no rectangular CSV.
+    pub fn read(file: &Path) -> Result<Self, DataError> {
+        let name = file.display().to_string();
+        let bytes = read_bytes(file).map_err(|message| DataError::Read { file: name.clone(), message })?;
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => Self::parse(&name, &plain(text)),
+            Err(error) => Err(not_text(&name, &bytes, error.valid_up_to())),
+        }
+    }
+
+    /// Reads text with LF line ends.
+    ///
+    /// # Errors
+    /// As [`Sheet::read`].
+    pub fn parse(file: &str, text: &str) -> Result<Self, DataError> {
+        // With a final line end, the line after a record is always the reader's, comments and quoted line ends included.
+        let text = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
+        let mut reader = csv::ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .comment(Some(b'#'))
+            .terminator(csv::Terminator::Any(b'\n'))
+            .from_reader(text.as_bytes());
+        let mut records = Vec::new();
+        let mut record = csv::StringRecord::new();
+        while reader
+            .read_record(&mut record)
+            .map_err(|error| DataError::Read { file: file.to_owned(), message: error.to_string() })?
+        {
+            let fields: Vec<String> = record.iter().map(str::to_owned).collect();
+            let inside: usize = fields.iter().map(|field| field.matches('\n').count()).sum();
+            records.push(Row { line: reader.position().line().saturating_sub(1 + inside as u64).max(1), fields });
+        }
+        let mut records = records.into_iter();
+        let Some(header) = records.next() else {
+            return Err(DataError::Read { file: file.to_owned(), message: "empty, expected a header line".into() });
+        };
+        let columns: Vec<String> = header.fields.iter().map(|name| name.trim().to_owned()).collect();
+        for (i, column) in columns.iter().enumerate() {
+            let problem = match columns[..i].iter().position(|earlier| earlier == column) {
+                _ if column.is_empty() => "empty".to_owned(),
+                Some(earlier) => format!("\"{column}\" as is column {}", earlier + 1),
+                None => continue,
+            };
+            return Err(DataError::Header { file: file.to_owned(), line: header.line, column: i + 1, problem });
+        }
+        let rows: Vec<Row> = records.collect();
+        for row in &rows {
+            let (have, want) = (row.fields.len(), columns.len());
+            let what = match columns.get(have) {
+                Some(column) => format!("column \"{column}\" is missing"),
+                None if have > want => format!("field {} has no column", want + 1),
+                None => continue,
+            };
+            return Err(DataError::Ragged { file: file.to_owned(), line: row.line, have, want, what });
+        }
+        Ok(Self { file: file.to_owned(), columns, rows, header_line: header.line })
+    }
+
     /// Positions of columns by name.
     ///
     /// # Errors
@@ -86,9 +156,9 @@ impl Table {
         Ok(found)
     }
 
-    /// A field of one of the table's rows.
+    /// A field of one of the sheet's rows.
     pub fn cell<'a>(&'a self, row: &'a Row, column: usize) -> Cell<'a> {
-        Cell { table: self, line: row.line, column, text: row.fields[column].trim() }
+        Cell { sheet: self, line: row.line, column, text: row.fields[column].trim() }
     }
 }
 
@@ -96,9 +166,9 @@ impl<'a> Cell<'a> {
     /// The error that this field is not one of the allowed values.
     pub fn refuse(&self, allowed: impl Into<String>) -> DataError {
         DataError::Value {
-            file: self.table.file.clone(),
+            file: self.sheet.file.clone(),
             line: self.line,
-            column: self.table.columns[self.column].clone(),
+            column: self.sheet.columns[self.column].clone(),
             value: self.text.to_owned(),
             allowed: allowed.into(),
         }
@@ -158,47 +228,23 @@ pub(super) fn provenance(file: &str, text: Result<String, DataError>) -> Result<
     Ok(source)
 }
 
-pub(super) fn parse_table(file: &str, text: &str, provenance: Provenance) -> Result<Table, DataError> {
-    // With a final line end, the line after a record is always the reader's, comments and quoted line ends included.
-    let text = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
-    let mut reader = csv::ReaderBuilder::new()
-        .has_headers(false)
-        .flexible(true)
-        .comment(Some(b'#'))
-        .terminator(csv::Terminator::Any(b'\n'))
-        .from_reader(text.as_bytes());
-    let mut records = Vec::new();
-    let mut record = csv::StringRecord::new();
-    while reader
-        .read_record(&mut record)
-        .map_err(|error| DataError::Read { file: file.to_owned(), message: error.to_string() })?
-    {
-        let fields: Vec<String> = record.iter().map(str::to_owned).collect();
-        let inside: usize = fields.iter().map(|field| field.matches('\n').count()).sum();
-        records.push(Row { line: reader.position().line().saturating_sub(1 + inside as u64).max(1), fields });
-    }
-    let mut records = records.into_iter();
-    let Some(header) = records.next() else {
-        return Err(DataError::Read { file: file.to_owned(), message: "empty, expected a header line".into() });
+/// The error that a CSV is no text from this byte on, by line and column.
+fn not_text(file: &str, bytes: &[u8], at: usize) -> DataError {
+    let lines: Vec<&[u8]> = bytes.split(|&byte| byte == b'\n').collect();
+    let line = bytes[..at].split(|&byte| byte == b'\n').count();
+    let begin = at - bytes[..at].rsplit(|&byte| byte == b'\n').next().map_or(0, <[u8]>::len);
+    let field = bytes[begin..at].split(|&byte| byte == b',').count();
+    let nth = |line: &[u8], field: usize| {
+        let text = line.split(|&byte| byte == b',').nth(field - 1).unwrap_or_default();
+        String::from_utf8_lossy(text).trim().to_owned()
     };
-    let columns: Vec<String> = header.fields.iter().map(|name| name.trim().to_owned()).collect();
-    for (i, column) in columns.iter().enumerate() {
-        let problem = match columns[..i].iter().position(|earlier| earlier == column) {
-            _ if column.is_empty() => "empty".to_owned(),
-            Some(earlier) => format!("\"{column}\" as is column {}", earlier + 1),
-            None => continue,
-        };
-        return Err(DataError::Header { file: file.to_owned(), line: header.line, column: i + 1, problem });
+    let header = lines.iter().position(|line| !line.starts_with(b"#")).filter(|&header| header + 1 < line);
+    let name = header.map(|header| nth(lines[header], field)).filter(|name| !name.is_empty());
+    DataError::Value {
+        file: file.to_owned(),
+        line: line as u64,
+        column: name.unwrap_or_else(|| format!("field {field}")),
+        value: nth(lines[line - 1], field),
+        allowed: format!("UTF-8 text; byte {} of the line is 0x{:02x}", at - begin + 1, bytes[at]),
     }
-    let rows: Vec<Row> = records.collect();
-    for row in &rows {
-        let (have, want) = (row.fields.len(), columns.len());
-        let what = match columns.get(have) {
-            Some(column) => format!("column \"{column}\" is missing"),
-            None if have > want => format!("field {} has no column", want + 1),
-            None => continue,
-        };
-        return Err(DataError::Ragged { file: file.to_owned(), line: row.line, have, want, what });
-    }
-    Ok(Table { file: file.to_owned(), columns, rows, provenance, header_line: header.line })
 }

@@ -89,7 +89,7 @@ fn readings_that_machines_cite_are_there() {
                     let read = row.fields[2].parse::<f64>().is_ok_and(|read| read.to_string() == text);
                     source.contains(quantity) && (read || row.fields[4].starts_with(&text))
                 };
-                assert!(readings.rows.iter().any(|row| is_cited(&row)), "{name}: {key} = {text}: {source}");
+                assert!(readings.sheet.rows.iter().any(|row| is_cited(&row)), "{name}: {key} = {text}: {source}");
             }
         }
     }
@@ -117,19 +117,24 @@ fn every_csv_is_the_one_its_provenance_describes() {
         .into_iter()
         .map(|path| {
             let table = data.table(&path).unwrap_or_else(|error| panic!("{error}"));
-            (path, table.rows.len())
+            (path, table.sheet.rows.len())
         })
         .collect();
     let expected = [
         ("measured/h200-2026-11-29.csv", 272),
         ("measured/h200-calibration-2026-11-29.csv", 1972),
+        ("measured/h200-fills-2026-11-30.csv", 30),
+        ("measured/h200-hbm-2026-11-30.csv", 177),
         ("measured/h200-interpreter-2026-11-29.csv", 143),
         ("measured/h200-interpreter-2026-11-30.csv", 45),
         ("measured/h200-mirror-fit-2026-11-30.csv", 166),
         ("measured/h200-mirror-judged-2026-11-30.csv", 240),
         ("measured/h200-mirror-predicted-2026-11-30.csv", 240),
         ("measured/h200-moves-2026-11-30.csv", 96),
+        ("measured/h200-phases-2026-11-30.csv", 208),
+        ("measured/h200-phases-predicted-2026-11-30.csv", 208),
         ("measured/h200-readings-2026-11-30.csv", 126),
+        ("measured/h200-timelines-2026-11-30.csv", 10),
         ("measured/nvlink-calibration-2026-11-29.csv", 698),
         ("measured/nvlink-emulated-efa-2x1-2026-11-30.csv", 26),
         ("measured/nvlink-emulated-fit-2x1-2026-11-29.csv", 42),
@@ -159,7 +164,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
 fn kernels_of_sweeps_and_bench_splits_are_known() {
     let data = Data::embedded();
     for path in ["published/sm_sweeps.csv", "published/mkernel_bench_splits.csv"] {
-        let table = data.table(path).expect("embedded");
+        let table = data.table(path).expect("embedded").sheet;
         let [kernel] = table.find(["kernel"]).expect("has one");
         for row in &table.rows {
             table.cell(row, kernel).kernel().unwrap_or_else(|error| panic!("{error}"));
@@ -271,7 +276,7 @@ fn comments_and_quoted_line_ends_keep_line_numbers_right() {
     let path = "published/effective_splits.csv";
     let row = "gemm_rs,2,8192,118,0,6,8,,\"two\nlines\",here";
     write_csv(&dir, path, &format!("# one\n# two\n{SPLIT_HEADER}\n{row}\n# three\n\ngemm_rs,2,x,1,0,0,0,,,here"));
-    let table = data.table(path).expect("rectangular");
+    let table = data.table(path).expect("rectangular").sheet;
     assert_eq!(table.rows.iter().map(|row| row.line).collect::<Vec<_>>(), [4, 8]);
     let expected = "published/effective_splits.csv:8: size = \"x\", allowed: a positive integer";
     assert_eq!(refusal(&dir, data.effective_splits()), expected);

@@ -3,7 +3,7 @@
 use crate::cli::ProtocolArg;
 use crate::document::{Node, Table};
 use crate::error::ExperimentError;
-use crate::plan::{self, Case, Draft, Part, ResolveError, Source};
+use crate::plan::{self, Case, Draft, Fusion, Part, ResolveError, Source};
 use crate::shape;
 use std::collections::BTreeMap;
 use tilewire_kernels::{OptionSet, RoleKind, RoleSplit};
@@ -29,7 +29,7 @@ pub(super) struct Axes<'a> {
     sets: Vec<OptionSet>,
     overrides: Vec<Vec<(Node<'a>, String, String)>>,
     protocols: Vec<Option<ProtocolArg>>,
-    pub(super) baselines: Vec<bool>,
+    pub(super) fusions: Vec<Fusion>,
     baseline_node: Option<Node<'a>>,
 }
 
@@ -70,10 +70,21 @@ impl<'a> Axes<'a> {
             Some(node) => overrides_of(&node)?,
         };
         let baseline_node = root.get("baseline");
-        let baselines = match &baseline_node {
-            None => vec![false],
-            Some(node) => node.list()?.iter().map(Node::boolean).collect::<Result<_, _>>()?,
+        let mut fusions = match &baseline_node {
+            None => vec![Fusion::Fused],
+            Some(node) => {
+                let fusion = |unfused| if unfused { Fusion::Unfused } else { Fusion::Fused };
+                node.list()?.iter().map(|node| node.boolean().map(fusion)).collect::<Result<_, _>>()?
+            }
         };
+        if let Some(node) = root.get("bulk_synchronous")
+            && node.boolean()?
+        {
+            if baseline_node.is_some() {
+                return Err(node.refuse("true beside baseline; allowed: one of the two"));
+            }
+            fusions = vec![Fusion::BulkSynchronous];
+        }
         Ok(Self {
             kernels: texts(&root.require("kernel")?)?,
             clusters: texts(&root.require("cluster")?)?,
@@ -82,7 +93,7 @@ impl<'a> Axes<'a> {
             sets,
             overrides,
             protocols,
-            baselines,
+            fusions,
             baseline_node,
         })
     }
@@ -100,7 +111,7 @@ impl<'a> Axes<'a> {
                     for &set in &self.sets {
                         for overrides in &self.overrides {
                             for &protocol in &self.protocols {
-                                for &baseline in &self.baselines {
+                                for &fusion in &self.fusions {
                                     let draft = Draft {
                                         kernel: kernel.clone(),
                                         cluster: cluster.clone(),
@@ -108,7 +119,7 @@ impl<'a> Axes<'a> {
                                         set,
                                         overrides: overrides.iter().map(|(_, n, v)| (n.clone(), v.clone())).collect(),
                                         protocol,
-                                        baseline,
+                                        fusion,
                                         ..base.clone()
                                     };
                                     let case = draft.resolve(source).map_err(|error| {
@@ -231,8 +242,9 @@ fn axis(node: &Node<'_>) -> Result<Axis, ExperimentError> {
     Ok(Axis::Counts(counts?))
 }
 
-/// The splits of a grid that fit, in order, and the number of those that do not.
-pub(super) fn grid_splits(grid: &[(RoleKind, Axis)], sms: u32) -> (Vec<RoleSplit>, usize) {
+/// The splits of a grid that fit, in order, and the number of those that do not; `by_turns`, compute and communication do
+/// not share the SMs.
+pub(super) fn grid_splits(grid: &[(RoleKind, Axis)], sms: u32, by_turns: bool) -> (Vec<RoleSplit>, usize) {
     let mut splits = vec![RoleSplit::default()];
     // In the order of roles, whatever the order of the file.
     for kind in RoleKind::ALL {
@@ -253,7 +265,16 @@ pub(super) fn grid_splits(grid: &[(RoleKind, Axis)], sms: u32) -> (Vec<RoleSplit
     let fit: Vec<RoleSplit> = splits
         .into_iter()
         .filter_map(|mut split| {
-            let left = u64::from(sms).checked_sub(split.total())?;
+            // Compute and communication each have all SMs when they take turns.
+            let others = RoleSplit { compute: 0, ..split };
+            let turns = if by_turns {
+                vec![RoleSplit { compute: split.compute, ..RoleSplit::default() }, others]
+            } else {
+                vec![split]
+            };
+            let left: Vec<u64> =
+                turns.iter().map(|turn| u64::from(sms).checked_sub(turn.total())).collect::<Option<_>>()?;
+            let left = if rest == Some(RoleKind::Compute) { left[0] } else { *left.last()? };
             match rest {
                 Some(_) if left == 0 => return None,
                 Some(kind) => split.set(kind, left as u32),

@@ -1,16 +1,19 @@
 //! A CTA thread: takes tasks by its role's claim rule, waits, executes, signals.
 
 use super::memory::Reach;
-use super::plan::{Plan, commands};
+use super::plan::Plan;
 use super::watch::{Waiting, What};
+use crate::timeline::TaskTime;
 use crate::transport::fifo::Fifo;
 use crate::transport::proxy::rest;
+use crate::transport::puts::commands;
 use crate::transport::{Command, Told, Word};
 use crate::values::engine::stages::step_flag;
 use crate::values::memory::ranks_of;
 use crate::values::ops::{self, Carry};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 use tilewire_kernels::Schedule;
 use tilewire_kernels::schedule::{Claim, Flag, Gate, Op, Signal, Task, Wait};
 
@@ -33,6 +36,15 @@ pub(super) struct Run<'a> {
     pub(super) puts: AtomicU32,
     pub(super) ctas_left: AtomicUsize,
     pub(super) patience: u32,
+    /// Its tasks as they end, if they are recorded.
+    pub(super) tasks: Option<Recorded>,
+}
+
+/// The tasks of a run that is recorded.
+pub(super) struct Recorded {
+    /// Where times begin.
+    pub(super) begin: Instant,
+    pub(super) tasks: Mutex<Vec<TaskTime>>,
 }
 
 /// How far a role is.
@@ -51,6 +63,9 @@ pub(super) struct Window {
 pub(super) struct Worker {
     pub(super) home: usize,
     pub(super) cta: u32,
+    /// Number of the CTA in its launch, and of its lane.
+    pub(super) block: u32,
+    pub(super) lane: u32,
     pub(super) index: usize,
     pub(super) of: usize,
     /// What it waits for; kept when the run stops.
@@ -176,22 +191,52 @@ impl Run<'_> {
         self.until(worker, what, || self.value(flag) >= need)
     }
 
-    fn pass_gate(&self, worker: &Worker, at: (usize, usize), task: &Task, gate: Gate) -> Result<(), Stopped> {
+    /// Returns the flag that was waited for last.
+    fn pass_gate(&self, worker: &Worker, at: (usize, usize), task: &Task, gate: Gate) -> Result<Option<Flag>, Stopped> {
+        let mut waited_for = None;
         for wait in task.waits.iter().filter(|wait| wait.gate == gate) {
             for slot in wait.slots() {
-                self.pass(worker, at, Flag { family: wait.flag.family, slot }, wait.at_least)?;
+                let flag = Flag { family: wait.flag.family, slot };
+                if self.value(flag) < wait.at_least {
+                    waited_for = Some(flag);
+                    self.pass(worker, at, flag, wait.at_least)?;
+                }
             }
         }
-        Ok(())
+        Ok(waited_for)
+    }
+
+    /// Notes a task that is over.
+    fn note(&self, worker: &Worker, (role, task): (usize, usize), taken: Instant, start: Instant, flag: Option<Flag>) {
+        let Some(Recorded { begin, tasks }) = &self.tasks else { return };
+        let ps = |at: Instant| at.saturating_duration_since(*begin).as_nanos() as u64 * 1000;
+        let end = ps(Instant::now());
+        let time = TaskTime {
+            rank: self.reach.cluster.number(self.plan.rank) as u32,
+            role: role as u32,
+            block: worker.block,
+            cta: worker.cta,
+            lane: worker.lane,
+            task: task as u32,
+            taken: ps(taken),
+            start: ps(start),
+            free: end,
+            end,
+            waited_for: flag.map(|flag| (u32::from(flag.family.0), flag.slot)),
+        };
+        tasks.lock().unwrap_or_else(PoisonError::into_inner).push(time);
     }
 
     fn execute(&self, worker: &Worker, role: usize, index: usize) -> Result<(), Stopped> {
         let (task, at) = (&self.plan.tasks[role][index], (role, index));
         let rank = self.plan.rank;
-        self.pass_gate(worker, at, task, Gate::Start)?;
+        let taken = Instant::now();
+        let waited_for = self.pass_gate(worker, at, task, Gate::Start)?;
+        let start = Instant::now();
         if let Op::Put { .. } = task.op {
             self.push(worker, at, &task.op)?;
             self.signal(task, |_| true);
+            self.note(worker, at, taken, start, waited_for);
             return Ok(());
         }
         let mut carry = ops::begin(self.reach, rank, &task.op);
@@ -202,6 +247,7 @@ impl Run<'_> {
             self.reach.write(&write);
         }
         self.signal(task, |signal| !signal.early);
+        self.note(worker, at, taken, start, waited_for);
         Ok(())
     }
 

@@ -1,14 +1,16 @@
 //! Runs of a rank: inputs, barrier, CTAs and proxies until all is complete, barrier, comparison.
 
 use super::HostError;
-use super::cta::{RoleState, Run, Window, Worker};
+use super::cta::{Recorded, RoleState, Run, Window, Worker};
 use super::memory::Reach;
 use super::plan::Plan;
 use super::watch::Watched;
 use crate::bootstrap::{Session, local};
+use crate::timeline::TaskTime;
 use crate::transport::arrivals::Arrivals;
 use crate::transport::fifo::Fifo;
 use crate::transport::proxy::{Proxy, ProxyConfig, Served};
+use crate::transport::registration::Path;
 use crate::transport::segment::{Layout, Segment};
 use crate::transport::{Order, Told, Transport, TransportError};
 use crate::values::engine::claim::{cta_count, reaches};
@@ -36,6 +38,8 @@ pub struct HostConfig {
     pub proxy: ProxyConfig,
     /// How long nothing may move before the run counts as stuck.
     pub patience: Duration,
+    /// Record the tasks of the last run.
+    pub record: bool,
 }
 
 impl Default for HostConfig {
@@ -49,6 +53,7 @@ impl Default for HostConfig {
             fifo_depth: 64,
             proxy: ProxyConfig::default(),
             patience: Duration::from_secs(10),
+            record: false,
         }
     }
 }
@@ -72,18 +77,21 @@ pub struct Wires {
     pub told: Told,
     /// One for each proxy thread, at least one.
     pub transports: Vec<Box<dyn Transport>>,
+    /// How the NIC, or what stands for it, comes to the rank's memory.
+    pub registration: Path,
 }
 
 impl Wires {
     /// Connections that tell of puts as the schedule says.
     pub fn new(order: Order, transports: Vec<Box<dyn Transport>>) -> Self {
-        Self { told: Told { order, by_immediates: false }, transports }
+        Self { told: Told { order, by_immediates: false }, transports, registration: Path::Host }
     }
 
     /// For records: the transport, and how it tells if that is not the schedule's choice.
     pub fn name(&self) -> String {
         let name = self.transports.first().map_or_else(String::new, |wire| wire.name());
-        if self.told.by_immediates { format!("{name}, arrivals by immediates") } else { name }
+        let chosen = self.told.by_immediates && self.registration != Path::Bounce;
+        if chosen { format!("{name}, arrivals by immediates") } else { name }
     }
 }
 
@@ -98,6 +106,10 @@ pub struct RankReport {
     pub served: Served,
     /// Its transport.
     pub transport: String,
+    /// Tasks of the last run, if they were recorded, from the barrier before it; in the order in which they were taken.
+    pub timeline: Vec<TaskTime>,
+    /// How the transport comes to its memory.
+    pub registration: Option<Path>,
 }
 
 /// Runs a rank among others. `segments` holds, by rank number, those of the rank's own node; all ranks call this with
@@ -130,7 +142,8 @@ fn run_all(
     let layout = layout(schedule)?;
     let plan = Plan::new(schedule, &layout, rank, wires.told)?;
     let reach = Reach { cluster: schedule.cluster, layout, segments };
-    let mut report = RankReport { transport: wires.name(), ..Default::default() };
+    let mut report =
+        RankReport { transport: wires.name(), registration: Some(wires.registration), ..Default::default() };
     for run in 0..config.runs {
         let seed = seed_for(config.seed, run, "values");
         reach.poison(schedule, number, run == 0);
@@ -139,7 +152,8 @@ fn run_all(
         })?;
         session.barrier()?;
         let begin = Instant::now();
-        let served = run_once(setup, session, &plan, &reach, wires, run)?;
+        let (served, tasks) = run_once(setup, session, &plan, &reach, wires, run)?;
+        report.timeline = tasks;
         report.times_us.push(begin.elapsed().as_secs_f64() * 1e6);
         report.served.add(&served);
         session.barrier()?;
@@ -159,7 +173,7 @@ fn run_all(
     Ok(report)
 }
 
-fn layout(schedule: &Schedule) -> Result<Arc<Layout>, HostError> {
+pub(super) fn layout(schedule: &Schedule) -> Result<Arc<Layout>, HostError> {
     let too_many = || HostError::Unsupported { what: "schedules with more than 2^31 flags per bank".to_owned() };
     Layout::new(schedule).map(Arc::new).ok_or_else(too_many)
 }
@@ -171,7 +185,7 @@ fn run_once(
     reach: &Reach,
     wires: &mut Wires,
     number: u32,
-) -> Result<Served, HostError> {
+) -> Result<(Served, Vec<TaskTime>), HostError> {
     let Setup { schedule, config, .. } = *setup;
     let pairs: Vec<(usize, usize)> = schedule.role_indices().collect();
     let workers = workers(schedule, &config, plan, &pairs)?;
@@ -199,8 +213,10 @@ fn run_once(
         puts: AtomicU32::new(0),
         ctas_left: AtomicUsize::new(workers.len()),
         patience: config.proxy.patience,
+        tasks: (config.record && number + 1 == config.runs)
+            .then(|| Recorded { begin: Instant::now(), tasks: Mutex::default() }),
     };
-    let arrivals = Arrivals::new(run.bank, plan.immediates.clone());
+    let arrivals = Arrivals::new(run.bank, plan.incoming.immediates.clone());
     let (done, end) = (AtomicU64::new(0), AtomicBool::new(false));
     let served = Mutex::new(Served::default());
     let failure: Mutex<Option<TransportError>> = Mutex::new(None);
@@ -242,7 +258,12 @@ fn run_once(
     let blocked = run.blocked(&workers);
     match watched {
         _ if failure.is_some() => Err(failure.map_or_else(|| unreachable!("some"), HostError::from)),
-        Watched::Complete => Ok(served.into_inner().unwrap_or_else(PoisonError::into_inner)),
+        Watched::Complete => {
+            let recorded = run.tasks.map(|recorded| recorded.tasks.into_inner());
+            let mut tasks = recorded.map_or_else(Vec::new, |tasks| tasks.unwrap_or_else(PoisonError::into_inner));
+            tasks.sort_unstable_by_key(|t| (t.taken, t.role, t.task));
+            Ok((served.into_inner().unwrap_or_else(PoisonError::into_inner), tasks))
+        }
         Watched::Stuck if blocked.is_empty() => Err(run.pending(done.load(Ordering::Acquire))),
         Watched::Stuck => {
             let left = run.launches.iter().map(|left| left.load(Ordering::Acquire) as u64).sum();
@@ -265,11 +286,17 @@ fn workers(
 ) -> Result<Vec<Worker>, ExecError> {
     let counts = Config { split: config.split, sms: config.sms, ..Config::default() };
     let mut workers = Vec::new();
+    let mut blocks = vec![0; schedule.launches.len()];
     for (home, &(l, r)) in pairs.iter().enumerate() {
         let launch = &schedule.launches[l];
         let ctas = cta_count(launch, r, &counts);
+        let first_block = blocks[l];
+        blocks[l] += ctas;
         let of = ctas as usize * launch.roles[r].lanes.max(1) as usize;
-        let worker = |index: usize| Worker { home, cta: index as u32 % ctas, index, of, waiting: Mutex::new(None) };
+        let worker = |index: usize| {
+            let (cta, lane) = (index as u32 % ctas, index as u32 / ctas);
+            Worker { home, cta, block: first_block + cta, lane, index, of, waiting: Mutex::new(None) }
+        };
         workers.extend((0..of).map(worker));
         let fed = (0..launch.roles.len()).any(|from| reaches(schedule, l, from, r, &counts));
         if !plan.tasks[home].is_empty() && !fed {
