@@ -71,15 +71,12 @@ impl<'a> Engine<'a> {
         let worker = h.worker0 + w as usize;
         let Worker { role, position, .. } = self.s.workers[worker];
         let waits = &self.t.instants[h.table0 + usize::from(role)].waits[position as usize..];
-        match waits.iter().position(|&wait| !self.is_met(h, wait)) {
-            Some(unmet) => {
-                self.s.workers[worker].position += unmet as u32;
-                self.register(h, waits[unmet], w);
-            }
-            None => {
-                self.s.workers[worker].state = State::Done;
-                self.task_done(h, usize::from(role));
-            }
+        if let Some(unmet) = waits.iter().position(|&wait| !self.is_met(h, wait)) {
+            self.s.workers[worker].position += unmet as u32;
+            self.register(h, waits[unmet], w);
+        } else {
+            self.s.workers[worker].state = State::Done;
+            self.task_done(h, usize::from(role));
         }
     }
 
