@@ -162,7 +162,8 @@ fn measured(
     timelines: bool,
 ) -> Result<PathBuf, ExperimentError> {
     let experiment = Experiment::new(name.into(), &Document::new(format!("{name}.toml"), text), source, 0)?;
-    let options = measure::Options { cache: args.cache.clone(), budget_s: None, unchecked: false, timelines };
+    let options =
+        measure::Options { cache: args.cache.clone(), budget_s: None, unchecked: false, timelines, reach: None };
     let root = args.output.join(name);
     measure::execute(&experiment, source, &root, &options, None)?;
     Ok(root)

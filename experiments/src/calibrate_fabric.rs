@@ -17,18 +17,20 @@ use crate::measure_row::today;
 use crate::plan::{Case, Draft, Fusion, Source, flagged, split};
 use crate::progress;
 use crate::provenance::{Output, REVISION};
-use crate::ranks::{Part, proxies, take_part, wire, writable};
+use crate::ranks::{Part, carrier, proxies, take_part, wire, writable};
 use crate::table::Table;
 use std::fmt::Write as _;
 use std::time::Duration;
 use tilewire_hw::bootstrap::Session;
 use tilewire_hw::host::speed::{OpTime, beside_resting, flag_latencies, launch_s, op_times};
-use tilewire_hw::host::{HostError, share};
+use tilewire_hw::host::{HostError, Memory, share};
 use tilewire_hw::measure::spread;
+use tilewire_hw::probe::rdma::Seat;
 use tilewire_hw::transport::exercise::Pair;
+use tilewire_hw::transport::registration::Path as Way;
 use tilewire_hw::transport::segment::Layout;
 use tilewire_kernels::{Cluster, OptionSet, schedule_hash};
-use tilewire_sim::machine::Machine;
+use tilewire_sim::machine::{Carrier, Machine};
 use tilewire_sim::{Clock, Execution};
 
 /// Two nodes of a rank each.
@@ -80,9 +82,13 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     let mut base = source.machine_or(MACHINE)?;
     // One rail is measured; a rank takes one NIC of however many.
     base.nic.rails.value = 1.0;
-    if args.ranks.transport.name() == "verbs-srd" {
+    if carrier(&args.ranks, &base) == Carrier::VerbsSrd {
         let problem = "verbs-srd writes no flags after data, which the readings time; allowed: loopback, verbs-rc";
         return Err(ExperimentError::refused("--transport", problem));
+    }
+    if let Some(way) = args.ranks.registration.filter(|way| *way != Way::Host) {
+        let problem = format!("{way}: the memory of the ranks is the host's; allowed: host");
+        return Err(ExperimentError::refused("--registration", problem));
     }
     if let Some(several) = args.ranks.nics.iter().find(|names| names.contains('+')) {
         let problem = format!("{several}: several NICs of a rank; allowed: one, whose rail is measured");
@@ -91,7 +97,7 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     if !wire(&args.ranks, &base, 0)?.carries(base.fabric) {
         let problem = format!(
             "{} does not carry the fabric of {}, {}; name a machine of its fabric with --machine",
-            args.ranks.transport.name(),
+            carrier(&args.ranks, &base).name(),
             base.name,
             base.fabric
         );
@@ -129,8 +135,8 @@ fn calibrate(
         let schedule = engine::build(&case)?;
         let split = split(SPLIT).map_err(|refusal| ExperimentError::refused("split", refusal.problem))?;
         let often = Runs { count: 5, record: false };
-        let report =
-            point(&args.ranks, &case, &schedule, split, session, often).map_err(|error| lost("gemm_rs", error))?;
+        let report = point(&args.ranks, &case, &schedule, (split, Way::Host), session, often)
+            .map_err(|error| lost("gemm_rs", error))?;
         let text = serde_json::to_vec(&report.times_us).unwrap_or_default();
         let all = session.exchange(&text).map_err(|error| lost("gemm_rs", error))?;
         let ranks: Vec<Vec<f64>> = all.iter().filter_map(|text| serde_json::from_slice(text).ok()).collect();
@@ -155,7 +161,8 @@ fn read_wire(args: &CalibrateArgs, base: &Machine, session: &Session) -> Result<
     let wire = wire(&args.ranks, &machine, me as u16).map_err(refused)?;
     let layout = Layout::plain(SLOTS, u64::from(STREAM_BYTES[STREAM_BYTES.len() - 1]));
     let segments = share(session, &layout, &memory_directory(), |_| wire.maps_all())?;
-    let mut wires = wire.connect(session, CLUSTER, &segments, proxies(&args.ranks, &machine).min(1))?;
+    let memory = Memory::Host(&segments);
+    let mut wires = wire.connect(session, CLUSTER, &Seat::of_cpu(0), memory, proxies(&args.ranks, &machine).min(1))?;
     let name = wires.name();
     let Some(segment) = segments[me as usize].clone() else { return Ok((Vec::new(), name)) };
     let transport = wires.transports[0].as_mut();

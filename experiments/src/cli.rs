@@ -5,10 +5,12 @@ use crate::shape;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use tilewire_hw::transport::registration::Path as Registration;
 use tilewire_hw::values::Scheduler;
 use tilewire_kernels::OptionSet;
 use tilewire_kernels::check::{Limits, WireFormat};
 use tilewire_sim::Execution;
+use tilewire_sim::machine::Carrier;
 use tilewire_sim::predict::Clock;
 
 /// How many SMs should each role of a fused multi-GPU kernel get, and how much communication will be hidden?
@@ -402,34 +404,14 @@ pub enum DeviceArg {
     Host,
 }
 
-/// What carries puts between ranks that are processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
-    /// Copies on one host.
-    Loopback,
-    /// InfiniBand or RoCE; in builds with the feature `rdma`.
-    VerbsRc,
-    /// EFA; in builds with the feature `rdma`. It has not met hardware.
-    VerbsSrd,
-}
-
-impl Carrier {
-    /// Every one.
-    const ALL: [Self; 3] = [Self::Loopback, Self::VerbsRc, Self::VerbsSrd];
-
-    /// Its name here and in records.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Loopback => "loopback",
-            Self::VerbsRc => "verbs-rc",
-            Self::VerbsSrd => "verbs-srd",
-        }
-    }
-}
-
 fn carrier(text: &str) -> Result<Carrier, String> {
     let named = Carrier::ALL.into_iter().find(|carrier| carrier.name() == text);
     named.ok_or_else(|| "allowed: loopback; verbs-rc and verbs-srd in builds with --features rdma".to_owned())
+}
+
+fn registration(text: &str) -> Result<Registration, String> {
+    let named = Registration::ALL.into_iter().find(|way| way.name() == text);
+    named.ok_or_else(|| "allowed: host, dmabuf, peermem, bounce".to_owned())
 }
 
 fn address(text: &str) -> Result<String, String> {
@@ -447,9 +429,14 @@ pub struct RankArgs {
     /// without it.
     #[arg(long)]
     pub spawn: bool,
-    /// What carries puts: loopback; verbs-rc or verbs-srd in builds with the feature rdma.
-    #[arg(long, value_name = "NAME", default_value = "loopback", value_parser = carrier)]
-    pub transport: Carrier,
+    /// What carries puts: loopback; verbs-rc or verbs-srd in builds with the feature rdma [default: the machine's, else
+    /// loopback].
+    #[arg(long, value_name = "NAME", value_parser = carrier)]
+    pub transport: Option<Carrier>,
+    /// How NICs come to a rank's memory: host (CPU threads), dmabuf or peermem (GPUs), bounce (by copies through host
+    /// memory) [default: the first that works].
+    #[arg(long, value_name = "NAME", value_parser = registration)]
+    pub registration: Option<Registration>,
     /// Where rank 0 listens [default: 127.0.0.1:7311, with --spawn a free port].
     #[arg(long, value_name = "HOST:PORT", value_parser = address)]
     pub address: Option<String>,
@@ -471,7 +458,8 @@ impl RankArgs {
     /// The first argument about NICs that was given.
     pub fn given_of_wire(&self) -> Option<&'static str> {
         let given = [
-            ("--transport", self.transport != Carrier::Loopback),
+            ("--transport", self.transport.is_some()),
+            ("--registration", self.registration.is_some()),
             ("--nics", !self.nics.is_empty()),
             ("--proxies", self.proxies.is_some()),
         ];

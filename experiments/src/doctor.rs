@@ -128,7 +128,7 @@ fn parts(probe: &Probe) -> Vec<Part> {
             name: "ranks",
             present: any_wire,
             found: wires,
-            without: "puts over a NIC: ranks on one host use loopback; those of GPUs are not driven over a NIC yet",
+            without: "puts over a NIC; ranks of one host use loopback",
         },
     ]
 }
@@ -147,9 +147,11 @@ fn wires(probe: &Probe, gpus: &[Gpu]) -> (bool, String) {
         };
     }
     let rank = |(index, gpu): (usize, &Gpu)| {
-        let memory = if gpu.dma_buf { "dmabuf, else nvidia-peermem" } else { "nvidia-peermem" };
+        let memory = if gpu.dma_buf { "dmabuf, else peermem" } else { "peermem" };
         match wire(&Seat::of_gpu(&gpu.bus_id, index)) {
-            Some(nic) => format!("GPU {index}: nearest {transport} by {nic}, memory by {memory} (not driven yet)"),
+            Some(nic) => format!(
+                "GPU {index}: {transport} by {nic}, memory by {memory}, else a bounce buffer (no GPU has met a NIC with this build)"
+            ),
             None => format!("GPU {index}: loopback"),
         }
     };

@@ -121,8 +121,19 @@ impl ExperimentError {
         match self {
             Self::Finding(_)
             | Self::Sim { source: SimError::Stuck { .. }, .. }
-            | Self::Hardware { source: HwError::Stuck(_), .. } => 3,
-            Self::Host { source: HostError::Transport(TransportError::Missing { .. }), .. } => 4,
+            | Self::Hardware {
+                source:
+                    HwError::Stuck(_)
+                    | HwError::Puts(_)
+                    | HwError::PutsPending { .. }
+                    | HwError::Party(_)
+                    | HwError::Wire(_),
+                ..
+            } => 3,
+            Self::Host {
+                source: HostError::Transport(TransportError::Missing { .. } | TransportError::NoWay { .. }),
+                ..
+            } => 4,
             Self::Host { .. } => 3,
             Self::NoHardware(_) | Self::Hardware { source: HwError::Cuda { .. }, .. } => 4,
             Self::Interrupted { .. } => 130,

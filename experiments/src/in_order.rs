@@ -17,7 +17,7 @@ pub fn in_order<P: Sync, R: Send, E>(
     run: impl Fn(&P) -> R + Sync,
     mut take: impl FnMut(R) -> Result<(), E>,
 ) -> Result<(), E> {
-    progress::catch_interrupt();
+    progress::catch_interrupt(true);
     let bar = progress::bar(points.len() as u64, "points");
     let next = AtomicUsize::new(0);
     let (sender, receiver) = mpsc::channel();

@@ -9,11 +9,13 @@ use crate::engine::{self, Prepared, clock_name};
 use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Group};
 use crate::measure_row::{self as row, Measured, MeasuredRow, Reading, Setting};
-use crate::plan::{Source, SplitChoice};
+use crate::plan::{Case, Source, SplitChoice};
 
+use crate::lock::{Lock, drop_torn_row};
 use crate::progress;
 use crate::provenance::{ExperimentText, Output};
-use crate::ranks::{join, launched, spawn, writable};
+use crate::ranks::{carrier, check_nics, join, launched, link, spawn, starts_ranks, writable};
+use crate::spawned;
 use crate::table::Table;
 use crate::timeline;
 use rayon::prelude::*;
@@ -32,10 +34,11 @@ use tilewire_hw::measure::{Inputs, Load, inputs, time};
 use tilewire_hw::party::Party;
 use tilewire_hw::proxy::Pacing;
 use tilewire_hw::reduced::{Part, reduced};
+use tilewire_hw::remote::Link;
 use tilewire_hw::timeline::TaskTime;
 use tilewire_kernels::check::report;
 use tilewire_kernels::schedule::BufferUse;
-use tilewire_kernels::{RoleSplit, Schedule, Spec, schedule_hash};
+use tilewire_kernels::{Cluster, RoleSplit, Schedule, Spec, schedule_hash};
 use tilewire_sim::Clock;
 
 /// Timed runs of a point at most; of a reduced form, a third of it.
@@ -68,6 +71,17 @@ pub struct Options {
     pub unchecked: bool,
     /// Record the tasks of a run of each point.
     pub timelines: bool,
+    /// How the nodes of a cluster are reached, where there are several.
+    pub reach: Option<Reach>,
+}
+
+/// Nodes of their own.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    cluster: Cluster,
+    /// GPU of the first rank of this node.
+    first: usize,
+    link: Link,
 }
 
 /// Runs the command; returns what it prints.
@@ -75,34 +89,54 @@ pub struct Options {
 /// # Errors
 /// [`ExperimentError`]; nothing is written when the GPU, the file or a point of it is wrong.
 pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
-    if let Some(given) = args.ranks.given_of_wire() {
-        let problem =
-            "only with --device host: ranks on GPUs reach each other over NVLink, or copies paced to a fabric";
-        return Err(ExperimentError::refused(given, problem));
-    }
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let experiment = Experiment::read(&args.file, &source)?;
+    let apart = apart(&experiment)?;
+    if let (Some(given), None) = (args.ranks.given_of_wire(), apart) {
+        let problem = "only with --device host, or nodes of their own: these ranks reach each other over NVLink, or \
+                       by copies paced to a fabric";
+        return Err(ExperimentError::refused(given, problem));
+    }
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-measured", experiment.name)));
-    let options = Options {
+    let mut options = Options {
         cache: args.cache.clone(),
         budget_s: args.budget_s,
         unchecked: args.unchecked,
         timelines: args.timelines,
+        reach: None,
     };
     experiment.groups.iter().try_for_each(measurable)?;
     let ranks = gpus(&experiment)?;
     pacing(&experiment, args.ranks.spawn)?;
-    let session = match launched(ranks) {
-        // One rank is a process as it is, whoever started it.
-        _ if ranks == 1 && !args.ranks.spawn => None,
-        Ok(Some(place)) => Some(join(&args.ranks, place)?),
-        Ok(None) if args.ranks.spawn => {
-            writable(&root)?;
-            return spawn(&args.ranks, ranks).map(|()| String::new());
+    if let Some(case) = apart {
+        let (cluster, machine) = (case.target.cluster, &case.target.machine);
+        check_nics(&args.ranks, cluster)?;
+        if !link(&args.ranks, machine, 0)?.wire.carries(machine.fabric) {
+            let carrier = carrier(&args.ranks, machine).name();
+            let problem = format!("{carrier} does not order what schedules for {} rely on", machine.fabric);
+            return Err(ExperimentError::refused("--transport", problem));
         }
-        Ok(None) => None,
-        Err(error) => return Err(error),
-    };
+    }
+    if starts_ranks(&args.ranks)? {
+        writable(&root)?;
+        let _lock = Lock::take(&root)?;
+        return spawn(&args.ranks, ranks).map(|()| String::new());
+    }
+    // One rank is a process as it is, whoever started it.
+    let place = if ranks == 1 && !args.ranks.spawn { None } else { launched(ranks)? };
+    if let (Some(case), None) = (apart, place) {
+        let problem =
+            "several nodes take a process for each rank: mpirun, srun, or --spawn with all of them on this host";
+        return Err(ExperimentError::refused(case.to_string(), problem));
+    }
+    let session = place.map(|place| join(&args.ranks, place)).transpose()?;
+    if let (Some(case), Some(place)) = (apart, place) {
+        let (cluster, machine) = (case.target.cluster, &case.target.machine);
+        let node = cluster.rank(place.rank as usize).node;
+        // Ranks of --spawn share the host, whatever their node.
+        let first = if spawned::is_rank() { usize::from(node) * usize::from(cluster.gpus_per_node) } else { 0 };
+        options.reach = Some(Reach { cluster, first, link: link(&args.ranks, machine, node)? });
+    }
     let leads = session.as_ref().is_none_or(|session| session.place().rank == 0);
     let points = execute(&experiment, &source, &root, &options, session)?;
     if !leads {
@@ -146,16 +180,31 @@ pub fn execute(
     let pacing = pacing(experiment, session.is_some())?;
     let cache = options.cache.clone().unwrap_or_else(default_cache);
     let gpu = match session {
-        Some(session) => Party::new(session).and_then(|party| Gpus::join(&cache, party)),
+        Some(session) => {
+            let (per_node, cluster, first, link) = match &options.reach {
+                Some(Reach { cluster, first, link }) => {
+                    (usize::from(cluster.gpus_per_node), *cluster, *first, Some(link.clone()))
+                }
+                None => (count, Cluster { nodes: 1, gpus_per_node: count as u16 }, 0, None),
+            };
+            Party::new(session, per_node).and_then(|party| Gpus::join(&cache, party, cluster, first, link))
+        }
         None => Gpus::open(&cache, count, pacing),
     }
-    .map_err(ExperimentError::NoHardware)?;
+    .map_err(|error| match error {
+        HwError::Wire(source) => ExperimentError::Host { case: "connecting the nodes".to_owned(), source: *source },
+        error => ExperimentError::NoHardware(error),
+    })?;
     let setting = Setting { facts: gpu.facts.clone(), pacing: pacing_text(pacing), date: row::today() };
     let jobs = jobs(experiment, gpu.sms(), options.unchecked)?;
     let points = order(experiment, &jobs);
-    let mut kept = None;
+    let (mut kept, mut _lock) = (None, None);
     if gpu.party().is_none_or(|party| party.rank() == 0) {
         let file = root.join("rows.csv");
+        if !spawned::is_rank() {
+            _lock = Some(Lock::take(root)?);
+        }
+        drop_torn_row(&file)?;
         let known = if file.exists() {
             same_run(root, experiment, source)?;
             let known = resumed(&file, &setting)?;
@@ -177,9 +226,32 @@ pub fn execute(
     Ok(points.len())
 }
 
+/// The first case with nodes of their own, each rank a GPU; none where all GPUs are on this host.
+///
+/// # Errors
+/// [`ExperimentError::Refused`] for nodes of their own beside another cluster or machine.
+fn apart(experiment: &Experiment) -> Result<Option<&Case>, ExperimentError> {
+    let is_apart = |group: &&Group| {
+        let target = &group.case.target;
+        mode(group) == Mode::Cluster && target.cluster.nodes > 1 && !target.machine.emulated
+    };
+    let Some(first) = experiment.groups.iter().find(is_apart) else { return Ok(None) };
+    let target = &first.case.target;
+    let same = |group: &Group| {
+        group.case.target.cluster == target.cluster && group.case.target.machine.name == target.machine.name
+    };
+    if let Some(other) = experiment.groups.iter().find(|group| !same(group)) {
+        let problem = format!("beside {target}; nodes of their own take one cluster and machine per experiment");
+        return Err(ExperimentError::refused(other.case.to_string(), problem));
+    }
+    Ok(Some(&first.case))
+}
+
 /// The fabric that an experiment emulates between GPUs of this host: that of its machine.
 fn pacing(experiment: &Experiment, processes: bool) -> Result<Option<Pacing>, ExperimentError> {
-    let emulated = |group: &&Group| mode(group) == Mode::Cluster && group.case.target.cluster.nodes > 1;
+    let emulated = |group: &&Group| {
+        mode(group) == Mode::Cluster && group.case.target.cluster.nodes > 1 && group.case.target.machine.emulated
+    };
     let Some(first) = experiment.groups.iter().find(emulated) else { return Ok(None) };
     let refuse = |problem: &str| Err(ExperimentError::refused(first.case.to_string(), problem));
     if processes {
@@ -214,13 +286,6 @@ fn pacing_text(pacing: Option<Pacing>) -> String {
 fn measurable(group: &Group) -> Result<(), ExperimentError> {
     let case = &group.case;
     let refuse = |problem: String| Err(ExperimentError::refused(case.to_string(), problem));
-    if mode(group) == Mode::Cluster && case.target.cluster.nodes > 1 && !case.target.machine.emulated {
-        return refuse(format!(
-            "several nodes with a GPU per rank are not driven yet; allowed: one node, nodes emulated on this host, as in \
-             {0}-h200-emulated-ib, or one GPU that stands for all, as in {0}-h200-1gpu",
-            case.target.cluster
-        ));
-    }
     if case.protocol_name() != "fair" {
         return refuse("protocol \"published\", allowed: \"fair\", every run with fresh flags".into());
     }
@@ -359,6 +424,7 @@ fn resumed(file: &Path, setting: &Setting) -> Result<Vec<MeasuredRow>, Experimen
         ("nvrtc", &facts.nvrtc),
         ("cubin", &facts.cubin),
         ("transport", &facts.transport),
+        ("registration", &facts.registration),
         ("revision", revision),
     ];
     for row in &rows {
@@ -452,7 +518,7 @@ fn measure(
     over_budget: impl Fn(f64) -> bool,
 ) -> Result<(), ExperimentError> {
     let Plan { experiment, gpu, jobs, points, timelines } = *plan;
-    progress::catch_interrupt();
+    progress::catch_interrupt(kept.is_some() && !spawned::is_rank());
     let bar = if kept.is_some() { progress::bar(points.len() as u64, "measuring") } else { progress::hidden() };
     let mut runners: Vec<Option<ClusterRunner<'_>>> = jobs.iter().map(|_| None).collect();
     let mut longest_s = 0.0_f64;

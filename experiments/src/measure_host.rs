@@ -6,14 +6,17 @@ use crate::cli::{MeasureArgs, RankArgs};
 use crate::engine::{self, clock_name};
 use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Group};
+use crate::lock::{Lock, drop_torn_row};
 use crate::measure::{hazards, same_run, splits};
 use crate::measure_row::{point as point_fields, today};
 use crate::plan::{Case, Source};
 use crate::progress;
 use crate::provenance::{ExperimentText, Output, REVISION};
-use crate::ranks::{Part, lost, proxies, take_part, wire, writable};
+use crate::ranks::{Part, carrier, lost, proxies, take_part, wire, writable};
+use crate::spawned;
 use crate::table::Table;
 use crate::timeline;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -21,6 +24,7 @@ use tilewire_hw::bootstrap::Session;
 use tilewire_hw::host::{HostConfig, HostError, RankReport, Setup, run_rank, share};
 use tilewire_hw::timeline::TaskTime;
 use tilewire_hw::transport::proxy::ProxyConfig;
+use tilewire_hw::transport::registration::Path as Way;
 use tilewire_hw::transport::segment::Layout;
 use tilewire_kernels::{RoleSplit, Schedule, schedule_hash};
 use tilewire_sim::Machine;
@@ -55,23 +59,43 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         return Err(ExperimentError::refused(other.group.case.to_string(), problem));
     }
     let root = args.output.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-host", experiment.name)));
+    registration(args)?;
     let ready = || {
         writable(&root)?;
         let rows = resumed(&root, &experiment, &source)?;
         if args.timelines {
             timelines_of(&root, &jobs, &rows)?;
         }
-        Ok(rows)
+        Lock::take(&root)
     };
-    let session = match take_part(&args.ranks, cluster, "--device host", || ready().map(|_| ()))? {
+    let session = match take_part(&args.ranks, cluster, "--device host", ready)? {
         Part::Parent => return Ok(String::new()),
         Part::Rank(session) => session,
     };
-    let known = match session.place().rank {
-        0 => ready().inspect_err(|error| session.abort(&error.to_string()))?,
-        _ => Vec::new(),
-    };
+    let mut lock = None;
+    let mut known = Vec::new();
+    if session.place().rank == 0 {
+        let mut open = || {
+            if !spawned::is_rank() {
+                lock = Some(ready()?);
+            }
+            drop_torn_row(&root.join("rows.csv"))?;
+            resumed(&root, &experiment, &source)
+        };
+        known = open().inspect_err(|error| session.abort(&error.to_string()))?;
+    }
     rank(args, &Run { experiment: &experiment, source: &source, jobs: &jobs, root: &root }, known, &session)
+}
+
+/// How a NIC comes to the memory of a rank, which is the host's.
+fn registration(args: &MeasureArgs) -> Result<Way, ExperimentError> {
+    match args.ranks.registration.unwrap_or(Way::Host) {
+        way @ (Way::Host | Way::Bounce) => Ok(way),
+        way => {
+            let problem = format!("{way} is for the memory of a GPU; allowed with --device host: host, bounce");
+            Err(ExperimentError::refused("--registration", problem))
+        }
+    }
 }
 
 fn job<'a>(group: &'a Group, args: &MeasureArgs) -> Result<Job<'a>, ExperimentError> {
@@ -89,7 +113,7 @@ fn job<'a>(group: &'a Group, args: &MeasureArgs) -> Result<Job<'a>, ExperimentEr
         return refuse(format!(
             "a schedule for {} over {}, which does not order what it relies on; choose another cluster or --transport",
             schedule.fabric,
-            args.ranks.transport.name()
+            carrier(&args.ranks, &group.case.target.machine).name()
         ));
     }
     Ok(Job { group, hazards: hazards(group, &schedule, args.unchecked)?, splits: splits(group)?, schedule })
@@ -160,17 +184,20 @@ const STOP: &[u8] = b"stop";
 fn rank(args: &MeasureArgs, run: &Run<'_>, mut rows: Vec<Row>, session: &Session) -> Result<String, ExperimentError> {
     let (first, begin) = (session.place().rank == 0, Instant::now());
     let points = run.jobs.iter().map(|job| job.splits.len()).sum();
-    let (hash, transport) = (column("schedule_hash"), column("transport"));
+    let [hash, transport, registered] = ["schedule_hash", "transport", "registration"].map(column);
+    let way = registration(args)?;
     let mut output = None;
     let mut longest_s = 0.0_f64;
-    progress::catch_interrupt();
+    progress::catch_interrupt(first && !spawned::is_rank());
     let bar = progress::bar(points as u64, "measuring");
     'all: for job in run.jobs {
         for &split in &job.splits {
             let at = |error| lost(format!("rank {}, {}", session.place().rank, job.group.case), error);
             let name = schedule_hash(&job.schedule, &split).to_string();
-            let known =
-                rows.iter().any(|row| row[hash] == name && row[transport].starts_with(args.ranks.transport.name()));
+            let carrier = carrier(&args.ranks, &job.group.case.target.machine).name();
+            let is_known =
+                |row: &Row| row[hash] == name && row[transport].starts_with(carrier) && row[registered] == way.name();
+            let known = rows.iter().any(is_known);
             let late = args.budget_s.is_some_and(|budget| begin.elapsed().as_secs_f64() + longest_s > budget);
             let mine = if known {
                 KNOWN
@@ -186,12 +213,12 @@ fn rank(args: &MeasureArgs, run: &Run<'_>, mut rows: Vec<Row>, session: &Session
                     let from = Instant::now();
                     let case = &job.group.case;
                     let how = Runs { count: RUNS, record: args.timelines };
-                    let report = point(&args.ranks, case, &job.schedule, split, session, how).map_err(at)?;
+                    let report = point(&args.ranks, case, &job.schedule, (split, way), session, how).map_err(at)?;
                     let text = serde_json::to_vec(&summary(&report)).unwrap_or_default();
                     let all = session.exchange(&text).map_err(|error| at(error.into()))?;
                     longest_s = longest_s.max(from.elapsed().as_secs_f64());
                     if first {
-                        let row = row(job, &split, &all, &report.transport);
+                        let row = row(job, &split, &all, &report);
                         if args.timelines {
                             let saved = save_timeline(run, job, &split, &all, &row);
                             saved.inspect_err(|error| session.abort(&error.to_string()))?;
@@ -209,7 +236,7 @@ fn rank(args: &MeasureArgs, run: &Run<'_>, mut rows: Vec<Row>, session: &Session
     if !first {
         return Ok(String::new());
     }
-    let text = text(run, &rows, points);
+    let text = if args.json { json_text(run, &rows, points) } else { text(run, &rows, points) };
     if progress::interrupted() && rows.len() < points {
         crate::print(&text)?;
         return Err(ExperimentError::Interrupted { done: rows.len(), points });
@@ -261,6 +288,20 @@ fn text(run: &Run<'_>, rows: &[Row], points: usize) -> String {
     )
 }
 
+fn json_text(run: &Run<'_>, rows: &[Row], points: usize) -> String {
+    let object = |row: &Row| {
+        let value =
+            |text: &String| text.parse().map_or_else(|_| Value::from(text.as_str()), |number: f64| json!(number));
+        COLUMNS.iter().zip(row).map(|(name, text)| ((*name).to_owned(), value(text))).collect::<serde_json::Map<_, _>>()
+    };
+    let rows: Vec<_> = rows.iter().map(object).collect();
+    let about = "values right; times are this CPU's, no GPU was used";
+    let file = run.root.join("rows.csv");
+    json!({ "experiment": run.experiment.name, "about": about, "points": points, "rows": rows, "file": file })
+        .to_string()
+        + "\n"
+}
+
 /// How often a point is run, and whether the tasks of the last run are recorded.
 #[derive(Clone, Copy)]
 pub struct Runs {
@@ -294,7 +335,7 @@ pub fn point(
     args: &RankArgs,
     case: &Case,
     schedule: &Schedule,
-    split: RoleSplit,
+    (split, way): (RoleSplit, Way),
     session: &Session,
     runs: Runs,
 ) -> Result<RankReport, HostError> {
@@ -306,8 +347,8 @@ pub fn point(
     let wire = wire(args, machine, node).map_err(|error| HostError::Unsupported { what: error.to_string() })?;
     let near = |rank: usize| wire.maps_all() || cluster.rank(rank).node == node;
     let segments = share(session, &layout, &memory_directory(), near)?;
-    let mut wires = wire.connect(session, cluster, &segments, proxies(args, machine))?;
-    wires.told.by_immediates = machine.transport.publish == Some(Publishing::Immediate);
+    let mut wires = wire.attach(session, schedule, &segments, (way, &memory_directory()), proxies(args, machine))?;
+    wires.told.by_immediates |= machine.transport.publish == Some(Publishing::Immediate);
     let config = host_config(machine, split, case.seed, runs);
     let spec = case.spec();
     run_rank(&Setup { schedule, kernel: case.kernel, spec: &spec, config }, session, segments, wires)
@@ -342,7 +383,7 @@ fn save_timeline(
     timeline::write(&timeline::path(run.root, &fields), &fields, &job.schedule, &tasks)
 }
 
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 16] = [
     "kernel",
     "cluster",
     "fabric",
@@ -350,6 +391,7 @@ const COLUMNS: [&str; 15] = [
     "split",
     "device",
     "transport",
+    "registration",
     "time_us",
     "elements",
     "outputs_worst",
@@ -364,7 +406,7 @@ const COLUMNS: [&str; 15] = [
 const SHOWN: [&str; 7] = ["kernel", "cluster", "split", "time_us", "elements", "outputs_worst", "writes"];
 
 /// A row: median over runs of the slowest rank, sums over ranks.
-fn row(job: &Job<'_>, split: &RoleSplit, all: &[Vec<u8>], transport: &str) -> Row {
+fn row(job: &Job<'_>, split: &RoleSplit, all: &[Vec<u8>], report: &RankReport) -> Row {
     let ranks = summaries(all);
     let runs = ranks.iter().map(|(times, ..)| times.len()).min().unwrap_or(0);
     let mut slowest: Vec<f64> =
@@ -380,7 +422,8 @@ fn row(job: &Job<'_>, split: &RoleSplit, all: &[Vec<u8>], transport: &str) -> Ro
         schedule.spec.clone(),
         split.to_string(),
         "host".to_owned(),
-        transport.to_owned(),
+        report.transport.clone(),
+        report.registration.map_or("none", Way::name).to_owned(),
         slowest.get(runs / 2).map_or_else(String::new, |time| format!("{time:.1}")),
         sum(0),
         format!("{worst:.3}"),

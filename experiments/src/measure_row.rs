@@ -15,8 +15,23 @@ use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
 
 /// Columns that rows of one comparison must share, beside those that name the point.
-pub const PROVENANCE: [&str; 11] =
-    ["machine", "mode", "protocol", "transport", "pacing", "inputs", "gpu", "driver", "nvrtc", "cubin", "revision"];
+pub const PROVENANCE: [&str; 12] = [
+    "machine",
+    "mode",
+    "protocol",
+    "transport",
+    REGISTRATION,
+    "pacing",
+    "inputs",
+    "gpu",
+    "driver",
+    "nvrtc",
+    "cubin",
+    "revision",
+];
+
+/// How NICs come to the memory of ranks. Rows of a time when none did lack the column: `none`.
+const REGISTRATION: &str = "registration";
 
 /// Columns that name a point; `sweep` has them too.
 const POINT: [&str; 11] =
@@ -46,7 +61,7 @@ const READINGS: [&str; 8] = [
     "hazards",
 ];
 
-const RECORD: [&str; 15] = [
+const RECORD: [&str; 16] = [
     "outputs",
     "outputs_wrong",
     "outputs_worst",
@@ -54,6 +69,7 @@ const RECORD: [&str; 15] = [
     "repeats",
     "inputs",
     "transport",
+    REGISTRATION,
     "pacing",
     "gpu",
     "driver",
@@ -161,10 +177,15 @@ pub fn fields(
 ) -> BTreeMap<String, String> {
     let mut fields = point.clone();
     let mut put = |name: &str, value: String| drop(fields.insert(name.to_owned(), value));
-    let Facts { gpu, driver, nvrtc, cubin, transport } = setting.facts.clone();
-    for (name, value) in
-        [("gpu", gpu), ("driver", driver), ("nvrtc", nvrtc), ("cubin", cubin), ("transport", transport)]
-    {
+    let Facts { gpu, driver, nvrtc, cubin, transport, registration } = setting.facts.clone();
+    for (name, value) in [
+        ("gpu", gpu),
+        ("driver", driver),
+        ("nvrtc", nvrtc),
+        ("cubin", cubin),
+        ("transport", transport),
+        (REGISTRATION, registration),
+    ] {
         put(name, value);
     }
     put("pacing", setting.pacing.clone());
@@ -239,7 +260,7 @@ const SIGNED: [&str; 2] = ["overlap", "exposed_comm_us"];
 pub fn read(file: &Path) -> Result<Vec<MeasuredRow>, ExperimentError> {
     let sheet = Sheet::read(file)?;
     let names = columns();
-    if let Some(missing) = names.iter().find(|name| !sheet.columns.contains(name)) {
+    if let Some(missing) = names.iter().find(|name| *name != REGISTRATION && !sheet.columns.contains(name)) {
         let problem = format!("no column \"{missing}\"; allowed: a file that `tilewire measure` of this version wrote");
         return Err(ExperimentError::refused(sheet.file, problem));
     }
@@ -248,10 +269,10 @@ pub fn read(file: &Path) -> Result<Vec<MeasuredRow>, ExperimentError> {
         let cells: BTreeMap<&str, Cell<'_>> =
             sheet.columns.iter().enumerate().map(|(i, name)| (name.as_str(), sheet.cell(row, i))).collect();
         checked(&cells)?;
-        rows.push(MeasuredRow {
-            place: format!("{}:{}", sheet.file, row.line),
-            fields: cells.into_iter().map(|(name, cell)| (name.to_owned(), cell.text.to_owned())).collect(),
-        });
+        let mut fields: BTreeMap<String, String> =
+            cells.into_iter().map(|(name, cell)| (name.to_owned(), cell.text.to_owned())).collect();
+        fields.entry(REGISTRATION.to_owned()).or_insert_with(|| "none".to_owned());
+        rows.push(MeasuredRow { place: format!("{}:{}", sheet.file, row.line), fields });
     }
     Ok(rows)
 }

@@ -40,12 +40,16 @@ pub fn counter(what: &str) -> ProgressBar {
     bar
 }
 
-/// From now on the first Ctrl-C lets work in progress finish; the second ends the program.
-pub fn catch_interrupt() {
+/// From now on the first Ctrl-C lets work in progress finish; the second ends the program. It reaches all processes of a
+/// terminal, of which one `says` so.
+pub fn catch_interrupt(says: bool) {
     // Where no handler can be set, Ctrl-C ends the program at once, as it does by default.
-    let _ = ctrlc::try_set_handler(|| {
+    let _ = ctrlc::try_set_handler(move || {
         if INTERRUPTED.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
+        }
+        if !says {
+            return;
         }
         eprintln!("\nfinishing the points in progress; press Ctrl-C again to stop at once");
     });

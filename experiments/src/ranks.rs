@@ -1,15 +1,21 @@
 //! Ranks as processes: who starts them, how they find each other, and what connects them.
 
-use crate::cli::{Carrier, RankArgs};
+use crate::cli::RankArgs;
 use crate::error::ExperimentError;
+use crate::spawned;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use tilewire_hw::bootstrap::{BootstrapError, Join, Place, Session, VERSION, fresh_secret, place};
+use tilewire_hw::bootstrap::{
+    BootstrapError, Join, Place, Session, VERSION, fresh_secret, launched_among_others, place,
+};
 use tilewire_hw::host::{HostError, Wire};
+use tilewire_hw::remote::Link;
+use tilewire_hw::transport::registration::Path as Registration;
 use tilewire_kernels::Cluster;
 use tilewire_sim::Machine;
+use tilewire_sim::machine::{Carrier, Publishing};
 
 /// Secret and address of a run, for processes that one launcher starts.
 const SECRET: &str = "TILEWIRE_SECRET";
@@ -26,27 +32,43 @@ pub enum Part {
 }
 
 /// Takes this process's part: joins the ranks that a launcher started, or starts all of them and waits. `what` names the
-/// option that wants ranks; `ready` checks, in the parent, what can be checked before a rank starts.
+/// option that wants ranks; `ready` checks, in the parent, what can be checked before a rank starts, and what it returns
+/// is kept until all have ended.
 ///
 /// # Errors
 /// [`ExperimentError`]; bad arguments before anything is started.
-pub fn take_part(
+pub fn take_part<Kept>(
     args: &RankArgs,
     cluster: Cluster,
     what: &str,
-    ready: impl FnOnce() -> Result<(), ExperimentError>,
+    ready: impl FnOnce() -> Result<Kept, ExperimentError>,
 ) -> Result<Part, ExperimentError> {
-    let place = launched(cluster.ranks())?;
+    let starts = starts_ranks(args)?;
+    let place = if starts { None } else { launched(cluster.ranks())? };
     check_nics(args, cluster)?;
     let Some(place) = place else {
-        if args.spawn {
-            ready()?;
+        if starts {
+            let _kept = ready()?;
             return spawn(args, cluster.ranks()).map(|()| Part::Parent);
         }
         let problem = "no launcher started this process; use mpirun or srun, or add --spawn";
         return Err(ExperimentError::refused(what, problem));
     };
     join(args, place).map(Part::Rank)
+}
+
+/// Whether this process is to start the ranks, whatever a launcher has left in its environment.
+///
+/// # Errors
+/// [`ExperimentError::Refused`] when a launcher started several of it.
+pub fn starts_ranks(args: &RankArgs) -> Result<bool, ExperimentError> {
+    if !args.spawn || spawned::is_rank() {
+        return Ok(false);
+    }
+    let Some(others) = launched_among_others(|name| std::env::var(name).ok()) else { return Ok(true) };
+    let problem =
+        format!("a launcher started several processes ({others}), and each would start all ranks; leave one out");
+    Err(ExperimentError::refused("--spawn", problem))
 }
 
 /// The rank that a launcher gave this process, of as many as asked for; none without a launcher.
@@ -64,12 +86,17 @@ pub fn launched(ranks: usize) -> Result<Option<Place>, ExperimentError> {
 }
 
 /// Refuses names of NICs that cannot be meant.
-fn check_nics(args: &RankArgs, cluster: Cluster) -> Result<(), ExperimentError> {
+///
+/// # Errors
+/// [`ExperimentError::Refused`]; [`ExperimentError::Host`] without a library or a device.
+pub fn check_nics(args: &RankArgs, cluster: Cluster) -> Result<(), ExperimentError> {
     let refuse = |problem: String| Err(ExperimentError::refused("--nics", problem));
     let nodes = usize::from(cluster.nodes);
     match (args.transport, args.nics.len()) {
         (_, 0) => Ok(()),
-        (Carrier::Loopback, _) => refuse("--transport loopback uses no NIC; name verbs-rc or verbs-srd".to_owned()),
+        (None | Some(Carrier::Loopback), _) => {
+            refuse("--transport loopback uses no NIC; name verbs-rc or verbs-srd".to_owned())
+        }
         (_, count) if count != 1 && count != nodes => {
             refuse(format!("{count} nodes are named, allowed: one for all, or one for each of {nodes} nodes"))
         }
@@ -105,6 +132,37 @@ fn rails(text: &str) -> Vec<String> {
     text.split('+').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
+/// What is to carry puts: the argument, else the machine file's choice, else copies on one host.
+pub fn carrier(args: &RankArgs, machine: &Machine) -> Carrier {
+    args.transport.or(machine.transport.carrier).unwrap_or(Carrier::Loopback)
+}
+
+/// How GPUs of a node reach those of other nodes.
+///
+/// # Errors
+/// [`ExperimentError`] for what is not in this build, or no way to the memory of a GPU.
+pub fn link(args: &RankArgs, machine: &Machine, node: u16) -> Result<Link, ExperimentError> {
+    if args.transport.or(machine.transport.carrier).is_none() {
+        let problem = format!(
+            "{} has nodes of its own, and nothing says what carries puts between them; allowed: verbs-rc, verbs-srd, or \
+             loopback, which copies between processes of one host; here or as `carrier` in [transport] of a machine file",
+            machine.name
+        );
+        return Err(ExperimentError::refused("--transport", problem));
+    }
+    if args.registration == Some(Registration::Host) {
+        let problem = "host is for the memory of CPU threads; allowed with --device gpu: dmabuf, peermem, bounce";
+        return Err(ExperimentError::refused("--registration", problem));
+    }
+    Ok(Link {
+        wire: wire(args, machine, node)?,
+        way: args.registration,
+        proxies: proxies(args, machine),
+        batch: machine.transport.batch.map(|batch| batch as usize),
+        by_immediates: machine.transport.publish == Some(Publishing::Immediate),
+    })
+}
+
 /// What carries puts of a node's ranks, as the machine file and the arguments say.
 ///
 /// # Errors
@@ -125,7 +183,7 @@ pub fn wire(args: &RankArgs, machine: &Machine, node: u16) -> Result<Wire, Exper
         inline_flags: choice.inline_flags.unwrap_or(default.inline_flags),
         ..default
     };
-    Ok(match args.transport {
+    Ok(match carrier(args, machine) {
         Carrier::Loopback => Wire::Loopback(None),
         Carrier::VerbsSrd => Wire::VerbsSrd(config),
         Carrier::VerbsRc => Wire::VerbsRc { config, spoil: 0 },
@@ -137,15 +195,15 @@ pub fn wire(args: &RankArgs, machine: &Machine, node: u16) -> Result<Wire, Exper
 /// # Errors
 /// [`ExperimentError`] for a transport that this build does not have.
 #[cfg(not(feature = "rdma"))]
-pub fn wire(args: &RankArgs, _: &Machine, _: u16) -> Result<Wire, ExperimentError> {
-    match args.transport {
+pub fn wire(args: &RankArgs, machine: &Machine, _: u16) -> Result<Wire, ExperimentError> {
+    match carrier(args, machine) {
         Carrier::Loopback => Ok(Wire::Loopback(None)),
         other => {
             let problem = format!(
                 "{} is not in this build; allowed: loopback, or a build with --features rdma, which adds verbs-rc and verbs-srd",
                 other.name()
             );
-            Err(ExperimentError::refused("--transport", problem))
+            Err(ExperimentError::refused("transport", problem))
         }
     }
 }
@@ -179,6 +237,7 @@ pub fn writable(root: &Path) -> Result<(), ExperimentError> {
 /// # Errors
 /// [`ExperimentError::Refused`] without a secret, [`ExperimentError::Host`] when they do not come together.
 pub fn join(args: &RankArgs, place: Place) -> Result<Session, ExperimentError> {
+    spawned::end_with_parent()?;
     let secret = std::env::var(SECRET)
         .map_err(|_| ExperimentError::refused(SECRET, "not set; give every rank the same words of your choice"))?;
     let address = std::env::var(ADDRESS).ok().or_else(|| args.address.clone());
@@ -218,30 +277,12 @@ pub fn spawn(args: &RankArgs, ranks: usize) -> Result<(), ExperimentError> {
     let address = listener.local_addr().map_err(failed)?;
     drop(listener);
     let secret = std::env::var(SECRET).unwrap_or_else(|_| fresh_secret());
-    // An interrupt reaches the ranks too, and they end in their own time.
-    crate::progress::catch_interrupt();
-    let mut children = Vec::new();
-    for rank in 0..ranks {
-        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    spawned::run(ranks, || {
+        let mut command = Command::new(std::env::current_exe()?);
         command.args(std::env::args_os().skip(1));
         command.env(SECRET, &secret).env(ADDRESS, address.to_string());
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-        children.push(command.spawn().map_err(failed)?);
-    }
-    let mut bad = Vec::new();
-    for (rank, mut child) in children.into_iter().enumerate() {
-        let status = child.wait().map_err(failed)?;
-        if !status.success() {
-            bad.push((status.code(), format!("rank {rank}: {status}")));
-        }
-    }
-    if bad.is_empty() {
-        return Ok(());
-    }
-    // Ranks that only learned of the failure of another end with 3.
-    let cause = bad.iter().filter_map(|(code, _)| *code).find(|&code| code != 3).unwrap_or(3);
-    let text = bad.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("; ");
-    Err(ExperimentError::Ranks { text, code: u8::try_from(cause).unwrap_or(3) })
+        Ok(command)
+    })
 }
 
 #[cfg(test)]

@@ -30,10 +30,15 @@ fn measure(directory: &Path, text: &str, arguments: &[&str], environment: &[(&st
     if !arguments.contains(&"--device") {
         command.args(["--device", "host"]);
     }
+    bare(&mut command).envs(environment.iter().copied()).output().expect("the binary runs")
+}
+
+/// Without what a launcher may have left.
+fn bare(command: &mut Command) -> &mut Command {
     for name in ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK", "WORLD_SIZE", "TILEWIRE_SECRET"] {
         command.env_remove(name);
     }
-    command.envs(environment.iter().copied()).output().expect("the binary runs")
+    command
 }
 
 /// Exit code and errors of a run that writes nothing.
@@ -59,6 +64,120 @@ fn four_processes_compute_right_values_and_rank_0_writes_the_rows() {
     assert_eq!(rows.lines().count(), 3, "{rows}");
     // Three runs of a 128 x 128 output, over all ranks.
     assert!(rows.lines().skip(1).all(|row| row.contains(&format!("\"{}\"", 3 * 128 * 128))), "{rows}");
+}
+
+/// The memory of CPU threads behind a bounce buffer, as a GPU's that no NIC reaches; and rows as JSON.
+#[test]
+fn a_bounce_buffer_is_told_in_every_record() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let arguments = ["--spawn", "-o", "out", "--registration", "bounce", "--json"];
+    let output = measure(directory.path(), EXPERIMENT, &arguments, &[]);
+    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{errors}");
+    let object: serde_json::Value = serde_json::from_str(&out).expect("one JSON object");
+    let rows = object["rows"].as_array().expect("rows");
+    assert_eq!((rows.len(), object["points"].as_u64()), (2, Some(2)));
+    for row in rows {
+        assert_eq!(row["registration"], "bounce", "{row}");
+        assert_eq!(row["elements"], 3.0 * 128.0 * 128.0, "{row}");
+        assert!(row["transport"].as_str().is_some_and(|text| text.ends_with("through a bounce buffer")), "{row}");
+    }
+    // A row that a killed run has written in part is measured again, and nothing is said of the others.
+    let file = directory.path().join("out/rows.csv");
+    let whole = std::fs::read_to_string(&file).expect("rows");
+    std::fs::write(&file, &whole[..whole.len() - 20]).expect("writable");
+    let output = measure(directory.path(), EXPERIMENT, &arguments, &[]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.contains("the last row is not whole"), "{errors}");
+    let again = std::fs::read_to_string(&file).expect("rows");
+    assert_eq!((again.lines().count(), again.lines().nth(1)), (3, whole.lines().nth(1)), "{again}");
+}
+
+/// Starts a run of many points in the background.
+fn begun(directory: &Path, arguments: &[&str]) -> std::process::Child {
+    let long = EXPERIMENT.replace("seed", "").replace("k = 32", "k = [32, 64, 96, 128, 160, 192, 224, 256]");
+    std::fs::write(directory.join("long.toml"), long).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewire"));
+    command.args(["measure", "long.toml", "--device", "host", "--spawn", "-o", "out"]).args(arguments);
+    let command = bare(&mut command).current_dir(directory).stderr(std::process::Stdio::piped());
+    command.stdout(std::process::Stdio::null()).spawn().expect("the binary runs")
+}
+
+/// The ranks that a process has started, once all four are there.
+fn ranks_of(parent: u32) -> Vec<u32> {
+    let begin = std::time::Instant::now();
+    loop {
+        let file = format!("/proc/{parent}/task/{parent}/children");
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let ranks: Vec<u32> = text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+        if ranks.len() == 4 {
+            return ranks;
+        }
+        assert!(begin.elapsed().as_secs() < 60, "no ranks");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+fn signal(name: &str, process: u32) {
+    let status = Command::new("kill").args([name, &process.to_string()]).status().expect("kill runs");
+    assert!(status.success());
+}
+
+/// Whether a process is gone, or is a zombie whose parent has not asked for it.
+fn is_over(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+}
+
+#[test]
+fn a_stopped_rank_ends_the_run_with_its_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let parent = begun(directory.path(), &[]);
+    let ranks = ranks_of(parent.id());
+    signal("-STOP", ranks[2]);
+    let output = parent.wait_with_output().expect("it ends");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{errors}");
+    assert!(errors.contains("rank 2: was stopped by a signal, and the others waited for it: killed"), "{errors}");
+    assert!(ranks.into_iter().all(is_over));
+}
+
+#[test]
+fn two_runs_do_not_share_a_directory_and_no_rank_outlives_who_started_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut first = begun(directory.path(), &[]);
+    let ranks = ranks_of(first.id());
+    let second = measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "out"], &[]);
+    let errors = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{errors}");
+    assert!(errors.contains(&format!("process {} writes there now", first.id())), "{errors}");
+    signal("-KILL", first.id());
+    first.wait().expect("it was killed");
+    let begin = std::time::Instant::now();
+    while !ranks.iter().copied().all(is_over) {
+        assert!(begin.elapsed().as_secs() < 60, "a rank is left behind");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // The lock of a dead run is free.
+    let output = measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "other"], &[]);
+    assert!(output.status.success());
+    std::fs::copy(directory.path().join("out/.tilewire.lock"), directory.path().join("other/.tilewire.lock"))
+        .expect("a dead run leaves its file");
+    let output = measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "other"], &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Ranks are started by who is asked to, whatever a launcher has left; unless it started many of them.
+#[test]
+fn spawn_wins_over_what_a_launcher_has_left() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "7")];
+    let output = measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "out"], &slurm);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let many = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")];
+    let (code, text) = refused(EXPERIMENT, &["--spawn"], &many);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("OMPI_COMM_WORLD_RANK = 1, OMPI_COMM_WORLD_SIZE = 4"), "{text}");
 }
 
 #[test]
@@ -94,6 +213,8 @@ fn arguments_of_ranks_are_refused_before_any_rank_starts() {
     for (arguments, words) in [
         (&["--spawn", "--address", "nowhere"][..], "allowed: HOST:PORT"),
         (&["--spawn", "--address", "203.0.113.1:7311"], "rank 0 cannot listen there"),
+        (&["--spawn", "--registration", "rdma"], "allowed: host, dmabuf, peermem, bounce"),
+        (&["--spawn", "--registration", "dmabuf"], "allowed with --device host: host, bounce"),
         (&["--spawn", "--nics", "mlx5_0"], "--transport loopback uses no NIC"),
         (&["--spawn", "--budget-s", "soon"], "allowed: a number"),
         (
@@ -107,8 +228,11 @@ fn arguments_of_ranks_are_refused_before_any_rank_starts() {
         assert_eq!(code, Some(2), "{arguments:?}: {text}");
         assert!(text.contains(words) && text.lines().count() <= 3, "{arguments:?}: {text}");
     }
-    for argument in [["--transport", "verbs-rc"], ["--nics", "mlx5_0"], ["--proxies", "2"]] {
-        let (code, text) = refused(EXPERIMENT, &["--device", "gpu", argument[0], argument[1]], &[]);
+    let alone = EXPERIMENT.replace("2x2-h200-cx7", "1x2-h200");
+    for argument in
+        [["--transport", "verbs-rc"], ["--nics", "mlx5_0"], ["--proxies", "2"], ["--registration", "bounce"]]
+    {
+        let (code, text) = refused(&alone, &["--device", "gpu", argument[0], argument[1]], &[]);
         assert_eq!(code, Some(2), "{text}");
         assert!(text.contains(&format!("{}: only with --device host", argument[0])), "{text}");
     }
@@ -166,9 +290,27 @@ fn emulated_nodes_that_cannot_be_are_refused() {
         EXPERIMENT.replace("2x2-h200-cx7", "2x1-h200-emulated-ib").replace("compute=1,send=2", "compute=2,send=2");
     let gpu = ["--device", "gpu"];
     let real = EXPERIMENT.replace("2x2", "2x1");
+    let unordered = real.replace("cx7", "efa");
+    let beside = real.replace("\"2x1-h200-cx7\"", "[\"2x1-h200-cx7\", \"4x1-h200-cx7\"]");
     let two = emulated.replace("\"2x1-h200-emulated-ib\"", "[\"2x1-h200-emulated-ib\", \"2x1-h200-emulated-efa\"]");
     for (text, arguments, problem) in [
-        (&real, &gpu[..], "allowed: one node, nodes emulated on this host, as in 2x1-h200-emulated-ib"),
+        (&real, &gpu[..], "nothing says what carries puts between them; allowed: verbs-rc, verbs-srd, or loopback"),
+        (
+            &real,
+            &["--device", "gpu", "--transport", "loopback"],
+            "take a process for each rank: mpirun, srun, or --spawn",
+        ),
+        (
+            &real,
+            &["--device", "gpu", "--transport", "loopback", "--registration", "host"],
+            "allowed with --device gpu: dmabuf, peermem, bounce",
+        ),
+        (
+            &unordered,
+            &["--device", "gpu", "--transport", "loopback"],
+            "does not order what schedules for efa-srd rely on",
+        ),
+        (&beside, &["--device", "gpu", "--transport", "loopback"], "nodes of their own take one cluster and machine"),
         (&emulated, &["--device", "gpu", "--spawn"], "emulated nodes with ranks that are processes"),
         (&two, &gpu, "one machine per experiment"),
     ] {

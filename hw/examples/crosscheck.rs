@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tilewire_hw::probe::rdma::{self, Seat};
 use tilewire_hw::transport::segment::{Layout, Segment};
-use tilewire_hw::transport::verbs::{Card, Device, VerbsConfig, rc};
+use tilewire_hw::transport::verbs::{Card, Device, Exposed, VerbsConfig, rc};
 use tilewire_hw::transport::{Command, Event, Notice, Word};
 
 /// Payload of a write.
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Our side.
     let segment = Arc::new(Segment::private(&layout)?);
     let config = VerbsConfig { nics: vec![ours.clone()], queue_pairs: 1, ..VerbsConfig::default() };
-    let opened = Device::open_all(&config, "verbs-rc", &Seat::default(), &segment)?;
+    let opened = Device::open_all(&config, "verbs-rc", &Seat::default(), &Exposed::host(&segment))?;
     let (unconnected, card) = rc::prepare(opened, &config, 0, &[1], 1)?;
 
     // What either side tells the other.
@@ -103,7 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let at = |from: u64| &memory[from as usize..from as usize + BYTES];
-    let word = |word: Word| memory[word.offset(4) as usize..][..4].to_vec();
+    let word = |word: Word| memory[layout.words().offset(word) as usize..][..4].to_vec();
     let checks = [
         ("bytes of the write with a flag", at(data) == pattern),
         ("bytes of the write with an immediate", at(data + 2048) == pattern),

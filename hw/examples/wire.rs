@@ -5,8 +5,8 @@
 //! `cluster=2x2`, `node=all` (or a number: only that node's ranks are started here), `address=127.0.0.1:7311`,
 //! `transport=loopback` (or `verbs-rc`), `proxies=1`, `dir=/dev/shm`, `patience_s=20`, `silence_s=10`, `runs=2`,
 //! `other_build=` (the version that the last node claims), `spoil=0`, `rounds=10000`, `bytes=256`, `writes=200`, `fifo=64`, `devices=` (one for each node, `a+b` for two rails), `gid_index=`,
-//! `queue_pairs=4`, `in_flight=64`, `signal_every=8`, `inline=1`, `immediates=0`, `timeout=14`, `retries=7`, `kernel=all`, `delay_ms=0`.
-//! The secret is `TILEWIRE_SECRET`. WHAT is `values`, `rounds`, `speed` or `hold`.
+//! `queue_pairs=4`, `in_flight=64`, `signal_every=8`, `inline=1`, `immediates=0`, `timeout=14`, `retries=7`, `answer_s=30`, `registration=host`, `kernel=all`, `delay_ms=0`.
+//! The secret is `TILEWIRE_SECRET`. WHAT is `values`, `rounds`, `speed`, `listen` or `hold`.
 
 #[path = "../../kernels/tests/small/mod.rs"]
 #[allow(dead_code, reason = "an example uses a part of it")]
@@ -17,13 +17,14 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::sync::Arc;
 use std::time::Duration;
 use tilewire_hw::bootstrap::{Join, Session, VERSION, fresh_secret, place};
-use tilewire_hw::host::{HostConfig, HostError, Setup, Wire, Wires, run_rank, share};
+use tilewire_hw::host::{HostConfig, HostError, Memory, Setup, Wire, run_rank, share};
+use tilewire_hw::probe::rdma::Seat;
 use tilewire_hw::transport::Notice;
 use tilewire_hw::transport::exercise::Pair;
-use tilewire_hw::transport::segment::{Layout, Segment};
+use tilewire_hw::transport::registration::Path as Registration;
+use tilewire_hw::transport::segment::Layout;
 use tilewire_kernels::{Cluster, Fabric, KERNELS, OptionSet};
 
 type Failure = Box<dyn Error>;
@@ -119,9 +120,9 @@ fn rank(what: &str, keys: &Keys) -> Result<ExitCode, Failure> {
         session.refused.iter().for_each(|text| println!("refused {text}"));
         match what {
             "values" => values(&session, keys),
-            "rounds" | "speed" => exercise(what, &session, keys),
+            "rounds" | "speed" | "listen" => exercise(what, &session, keys),
             "hold" => hold(&session),
-            _ => Err(HostError::Unsupported { what: format!("{what:?}; values, rounds, speed or hold") }),
+            _ => Err(HostError::Unsupported { what: format!("{what:?}; values, rounds, speed, listen or hold") }),
         }
     });
     match result {
@@ -138,16 +139,15 @@ fn failed(error: impl ToString) -> HostError {
     HostError::Unsupported { what: error.to_string() }
 }
 
-/// Connects this rank to those of other nodes.
-fn wires(session: &Session, keys: &Keys, segments: &[Option<Arc<Segment>>]) -> Result<Wires, HostError> {
-    let proxies: u16 = keys.number("proxies", 1).map_err(failed)?;
+/// What connects this rank to those of other nodes, and its proxies.
+fn wire(session: &Session, keys: &Keys) -> Result<(Wire, u16), HostError> {
     let cluster = keys.cluster().map_err(failed)?;
     let wire = match keys.text("transport", "loopback").as_str() {
         "loopback" => Wire::Loopback(None),
         "verbs-rc" => verbs(cluster.rank(session.place().rank as usize).node, keys)?,
         other => return Err(failed(format!("transport={other}; loopback or verbs-rc"))),
     };
-    wire.connect(session, cluster, segments, proxies)
+    Ok((wire, keys.number("proxies", 1).map_err(failed)?))
 }
 
 #[cfg(feature = "rdma")]
@@ -165,6 +165,7 @@ fn verbs(node: u16, keys: &Keys) -> Result<Wire, HostError> {
         inline_flags: keys.number("inline", 1u8).map_err(failed)? != 0,
         timeout: keys.number("timeout", default.timeout).map_err(failed)?,
         retries: keys.number("retries", default.retries).map_err(failed)?,
+        answer: Duration::from_secs(keys.number("answer_s", default.answer.as_secs()).map_err(failed)?),
         ..default
     };
     Ok(Wire::VerbsRc { config, spoil: keys.number("spoil", 0).map_err(failed)? })
@@ -201,8 +202,15 @@ fn values(session: &Session, keys: &Keys) -> Result<(), HostError> {
         let node = cluster.rank(me).node;
         let near = |rank: usize| transport == "loopback" || cluster.rank(rank).node == node;
         let segments = share(session, &layout, &PathBuf::from(keys.text("dir", "/dev/shm")), near)?;
-        let mut wires = wires(session, keys, &segments).map_err(spoilt)?;
-        wires.told.by_immediates = keys.number("immediates", 0u8).map_err(failed)? != 0;
+        let (wire, proxies) = wire(session, keys).map_err(spoilt)?;
+        let way = match keys.text("registration", "host").as_str() {
+            "host" => Registration::Host,
+            "bounce" => Registration::Bounce,
+            other => return Err(spoilt(failed(format!("registration={other}; host or bounce")))),
+        };
+        let directory = PathBuf::from(keys.text("dir", "/dev/shm"));
+        let mut wires = wire.attach(session, &schedule, &segments, (way, &directory), proxies)?;
+        wires.told.by_immediates |= keys.number("immediates", 0u8).map_err(failed)? != 0;
         let setup = Setup { schedule: &schedule, kernel, spec: &case.spec, config };
         let report = run_rank(&setup, session, segments, wires)?;
         let (done, served) = (&report.values, &report.served);
@@ -237,7 +245,9 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
     let transport = keys.text("transport", "loopback");
     let near = |_: usize| transport == "loopback";
     let segments = share(session, &layout, &PathBuf::from(keys.text("dir", "/dev/shm")), near)?;
-    let mut wires = wires(session, keys, &segments).inspect_err(|error| session.abort(&error.to_string()))?;
+    let (wire, proxies) = wire(session, keys).inspect_err(|error| session.abort(&error.to_string()))?;
+    let seat = Seat::of_cpu(usize::from(cluster.rank(me as usize).gpu));
+    let mut wires = wire.connect(session, cluster, &seat, Memory::Host(&segments), proxies)?;
     let segment = segments[me as usize].clone().ok_or_else(|| failed("no own segment"))?;
     let patience = Duration::from_secs(keys.number("patience_s", 20).map_err(failed)?);
     let mut pair = Pair::new(session, &segment, data, wires.transports[0].as_mut(), peer, patience);
@@ -256,6 +266,12 @@ fn exercise(what: &str, session: &Session, keys: &Keys) -> Result<(), HostError>
                 rounds / 10,
                 time.as_secs_f64()
             ));
+        }
+        if what == "listen" {
+            println!("rank {me} begins");
+            // Nothing comes, and nothing is sent: patience ends it, or what the transport notices.
+            let time = pair.listen()?;
+            return Ok(format!("nothing came for {:.1} s", time.as_secs_f64()));
         }
         let mut times = pair.latency_us(keys.number("rounds", 1000).map_err(failed)?, 0)?;
         times.sort_by(f64::total_cmp);

@@ -8,18 +8,23 @@
 //!
 //! The barrier is a word of host memory that the ranks spin on, so they start within some microseconds; by how much is
 //! part of the result. A rank's end is its own event's: the time of rank r is the host's clock at its launch command, less
-//! the first rank's, plus what its events say. That clock is the same for all processes of a host.
+//! the first rank's, plus what its events say. That clock is the same for all processes of a host. Nodes have clocks of
+//! their own: each counts from its own first command, behind a barrier over TCP, and the longest time counts. What nodes
+//! start apart is in it as waiting of the earlier one.
 
+use crate::bootstrap::Session;
 use crate::device::{Device, HwError, Module};
 use crate::exported::Mapping;
-use crate::launch::{Addresses, Memory, RunTime, Runner};
+use crate::launch::{Addresses, Memory, RunTime, Runner, place};
 use crate::lower::Program;
 use crate::measure::{Compared, Inputs};
 use crate::party::Party;
 use crate::proxy::{Pacing, Proxy};
+use crate::remote::{Remote, Settled};
 use crate::timeline::TaskTime;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tilewire_kernels::{Kernel, Schedule, Spec};
@@ -55,17 +60,17 @@ impl Seat {
         devices.iter().enumerate().map(seat).collect()
     }
 
-    /// The GPU of a rank among processes of this host that have one each, by rank number.
+    /// GPU `index` of this host for a rank among processes that have one each: those of its node the GPUs `node`.
     ///
     /// # Errors
     /// [`HwError::TooFewGpus`], [`HwError::NoPeerAccess`], and as [`Device::all`] and [`Proxy::new`].
-    pub fn of_rank(rank: usize, ranks: usize, cubin: &[u8], queues: u16) -> Result<Self, HwError> {
+    pub fn of_rank(index: usize, node: Range<usize>, cubin: &[u8], queues: u16) -> Result<Self, HwError> {
         let gpus = Device::count()?;
-        if gpus < ranks {
-            return Err(HwError::TooFewGpus { ranks, gpus });
+        if gpus < node.end {
+            return Err(HwError::TooFewGpus { ranks: node.end, gpus });
         }
-        let device = Device::open_at(rank as i32)?;
-        (0..ranks as i32).filter(|&other| other != device.index).try_for_each(|other| device.reaches(other))?;
+        let device = Device::open_at(index as i32)?;
+        node.filter(|&other| other != index).try_for_each(|other| device.reaches(other as i32))?;
         let module = device.load(cubin)?;
         Ok(Self { device, module, proxy: Proxy::new(device, module, queues, device)? })
     }
@@ -81,7 +86,7 @@ impl Seat {
 pub struct ClusterTime {
     /// From the first rank's launch command to the last rank's end.
     pub time_us: f64,
-    /// By rank number: its launch command after the first rank's, by the host's clock.
+    /// By rank number: its launch command after the first one of its node, by that host's clock.
     pub launched_us: Vec<f64>,
     /// By rank number.
     pub ranks: Vec<RunTime>,
@@ -97,7 +102,17 @@ impl ClusterTime {
         }
     }
 
-    fn of(ended: &[Ended]) -> Self {
+    /// Of ranks in order, so many on each node.
+    fn of(ended: &[Ended], per_node: usize) -> Self {
+        let nodes = ended.chunks(per_node.max(1)).map(Self::of_node);
+        nodes.fold(Self { time_us: 0.0, launched_us: Vec::new(), ranks: Vec::new() }, |all, node| Self {
+            time_us: all.time_us.max(node.time_us),
+            launched_us: [all.launched_us, node.launched_us].concat(),
+            ranks: [all.ranks, node.ranks].concat(),
+        })
+    }
+
+    fn of_node(ended: &[Ended]) -> Self {
         let first = ended.iter().map(|rank| rank.launched_ns).min().unwrap_or(0);
         let after_us = |rank: &Ended| (rank.launched_ns - first) as f64 * 1e-3;
         Self {
@@ -142,11 +157,16 @@ pub(crate) struct Barrier<'a> {
     pub(crate) goal: u32,
     /// Raised when a process is lost.
     pub(crate) stop: Option<&'a AtomicBool>,
+    /// Where nodes meet first, if there are several.
+    pub(crate) between: Option<&'a Session>,
 }
 
 impl Barrier<'_> {
     /// Whether all ranks came.
     pub(crate) fn meet(&self) -> bool {
+        if self.between.is_some_and(|session| session.barrier().is_err()) {
+            return false;
+        }
         self.arrived.fetch_add(1, Ordering::AcqRel);
         let behind = || (self.arrived.load(Ordering::Acquire).wrapping_sub(self.goal) as i32) < 0;
         while behind() {
@@ -187,24 +207,28 @@ impl<'a> ClusterRunner<'a> {
         Ok(Self { schedule, ranks, party: None, _peers: Vec::new() })
     }
 
-    /// As [`ClusterRunner::new`] for the rank of this process; all processes call it together.
+    /// As [`ClusterRunner::new`] for the rank of this process; all processes call it together. Ranks of other nodes are
+    /// reached as was `settled`.
     ///
     /// # Errors
     /// [`HwError::Party`], [`HwError::Cuda`].
     pub fn joined(
         seat: &'a Seat,
         party: &'a Party,
+        settled: Option<&Settled>,
         schedule: &'a Schedule,
         mut programs: Vec<Program>,
     ) -> Result<Self, HwError> {
         let program = programs.swap_remove(party.rank());
-        let (memory, descriptor, bytes) = Memory::exported(seat.device, &program)?;
+        let direct = settled.is_some_and(Settled::is_direct);
+        let (memory, descriptor, bytes) = Memory::exported(seat.device, &program, direct)?;
         let sizes = party.exchange(&(bytes as u64).to_le_bytes())?;
         let descriptors = party.pass(descriptor.as_fd())?;
         let (mut bases, mut peers) = (Vec::new(), Vec::new());
-        for (descriptor, size) in descriptors.into_iter().zip(&sizes) {
+        for (rank, (descriptor, size)) in descriptors.into_iter().zip(&sizes).enumerate() {
             let Some(descriptor) = descriptor else {
-                bases.push(memory.base());
+                // The memory of other nodes has no address here, and no task names one.
+                bases.push(if rank == party.rank() { memory.base() } else { 0 });
                 continue;
             };
             let bytes = <[u8; 8]>::try_from(&size[..]).map(u64::from_le_bytes);
@@ -215,7 +239,11 @@ impl<'a> ClusterRunner<'a> {
         }
         let addresses = Addresses::mapped(&program, &bases);
         let Seat { device, module, proxy } = seat;
-        let runner = Runner::with_memory(*device, *module, proxy, schedule, program, memory, &addresses)?;
+        let place = settled.map(|_| place(schedule, &program, memory.base(), bytes)).transpose()?;
+        let mut runner = Runner::with_memory(*device, *module, proxy, schedule, program, memory, &addresses)?;
+        if let Some((settled, place)) = settled.zip(place) {
+            runner.reach(Remote::new(settled, *device, party.session(), schedule, &place)?);
+        }
         Ok(Self { schedule, ranks: vec![runner], party: Some(party), _peers: peers })
     }
 
@@ -227,7 +255,7 @@ impl<'a> ClusterRunner<'a> {
     pub fn run(&mut self) -> Result<ClusterTime, HwError> {
         let (arrived, broken) = (AtomicU32::new(0), AtomicU32::new(0));
         let goal = self.ranks.len() as u32;
-        let local = || Barrier { arrived: &arrived, broken: &broken, goal, stop: None };
+        let local = || Barrier { arrived: &arrived, broken: &broken, goal, stop: None, between: None };
         let barrier = self.party.map_or_else(local, Party::barrier);
         let one = |runner: &mut Runner<'a>| {
             let mut launched_ns = None;
@@ -249,8 +277,9 @@ impl<'a> ClusterRunner<'a> {
             threads.into_iter().map(|thread| thread.join().expect("a rank's thread does not panic")).collect()
         });
         let own = whole(ended);
-        let Some(party) = self.party else { return own.map(|ended| ClusterTime::of(&ended)) };
-        tell(party, own).map(|ended| ClusterTime::of(&ended.concat()))
+        let Some(party) = self.party else { return own.map(|ended| ClusterTime::of(&ended, ended.len())) };
+        let per_node = usize::from(self.schedule.cluster.gpus_per_node);
+        tell(party, own).map(|ended| ClusterTime::of(&ended.concat(), per_node))
     }
 
     /// Runs other programs of the same schedule from now on, by rank number.
@@ -410,10 +439,13 @@ mod tests {
 
     #[test]
     fn a_cluster_s_time_is_from_the_first_command_to_the_last_end() {
-        let time = ClusterTime::of(&[ended(7_000, 100.0), ended(5_000, 101.0), ended(6_500, 90.0)]);
+        let all = [ended(7_000, 100.0), ended(5_000, 101.0), ended(6_500, 90.0)];
+        let time = ClusterTime::of(&all, 3);
         let launched_us = vec![2.0, 0.0, 1.5];
         assert_eq!((time.time_us, &time.launched_us), (102.0, &launched_us), "rank 0 begins 2 us later and ends last");
         assert_eq!(time.slowest(), RunTime { time_us: 102.0, span_us: 91.0, sm_mhz: 1590.0 });
+        let apart = ClusterTime::of(&all, 1);
+        assert_eq!((apart.time_us, apart.launched_us), (101.0, vec![0.0; 3]), "clocks of three nodes");
     }
 
     #[test]

@@ -80,6 +80,24 @@ pub enum HwError {
     /// Ranks that are processes did not stay together, or one of them failed.
     #[error("ranks that are processes: {0}")]
     Party(String),
+    /// Puts to other nodes.
+    #[error("puts: {0}")]
+    Puts(#[from] crate::transport::TransportError),
+    /// Connecting to other nodes.
+    #[error("connecting to other nodes: {0}")]
+    Wire(Box<crate::host::HostError>),
+    /// A launch is over, and puts of its rank or to it are not.
+    #[error(
+        "{waited_s} s after the launch {pending} writes of this rank to other nodes are not complete, and {missing} puts to it did not arrive"
+    )]
+    PutsPending {
+        /// Time waited.
+        waited_s: u64,
+        /// Writes not complete.
+        pending: u64,
+        /// Puts that did not arrive.
+        missing: usize,
+    },
     /// No copy of the driver's runs beside a kernel that owns every SM.
     #[error("no copy of this driver runs beside a kernel that owns every SM: puts would starve")]
     NoCopyEngine,
@@ -227,6 +245,45 @@ impl Device {
             }
         }
         Ok(())
+    }
+
+    fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, HwError> {
+        let mut value = 0;
+        // SAFETY: `value` outlives the call; device handles are indices.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.index) })?;
+        Ok(value)
+    }
+
+    /// Whether NICs can be let into mapped memory.
+    pub(crate) fn lets_nics_in(&self) -> Result<bool, HwError> {
+        let vmm = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        Ok(self.attribute(vmm)? != 0)
+    }
+
+    /// Whether this GPU's threads see what a NIC wrote, in its order, without being told to look again.
+    pub(crate) fn sees_writes_of_nics(&self) -> Result<bool, HwError> {
+        let ordering = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
+        let owner = sys::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32;
+        Ok(self.attribute(ordering)? >= owner)
+    }
+
+    /// Makes what NICs have written visible to the threads of the GPU whose context is current.
+    pub(crate) fn flush_writes_of_nics() -> Result<(), HwError> {
+        let target = sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+        let scope = sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
+        // SAFETY: a call without pointers; it asks for the current context.
+        check("cuFlushGPUDirectRDMAWrites", unsafe { sys::cuFlushGPUDirectRDMAWrites(target, scope) })
+    }
+
+    /// The driver's name of this GPU's place on PCIe, `0000:17:00.0`.
+    pub(crate) fn bus_id(&self) -> Result<String, HwError> {
+        let mut text = [0; 32];
+        // SAFETY: the call writes no more than it is told there is room for, with a zero at its end.
+        let text = unsafe {
+            check("cuDeviceGetPCIBusId", sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, self.index))?;
+            CStr::from_ptr(text.as_ptr())
+        };
+        Ok(text.to_string_lossy().into_owned())
     }
 
     /// Makes the context current in this thread.

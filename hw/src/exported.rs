@@ -16,8 +16,9 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// At least `bytes` bytes on `device`, and the descriptor that stands for them elsewhere.
-    pub(crate) fn export(device: Device, bytes: usize) -> Result<(Self, OwnedFd), HwError> {
+    /// At least `bytes` bytes on `device`, and the descriptor that stands for them elsewhere. With `rdma`, a NIC is to
+    /// reach them, where the driver can let it.
+    pub(crate) fn export(device: Device, bytes: usize, rdma: bool) -> Result<(Self, OwnedFd), HwError> {
         device.make_current()?;
         let location = location(device);
         let wanted = sys::CUmemAllocationProp {
@@ -27,7 +28,7 @@ impl Mapping {
             win32HandleMetaData: std::ptr::null_mut(),
             allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
                 compressionType: 0,
-                gpuDirectRDMACapable: 0,
+                gpuDirectRDMACapable: u8::from(rdma && device.lets_nics_in()?),
                 usage: 0,
                 reserved: [0; 4],
             },
@@ -64,10 +65,11 @@ impl Mapping {
     }
 
     fn map(device: Device, handle: sys::CUmemGenericAllocationHandle, bytes: usize) -> Result<Self, HwError> {
-        let mut address = 0;
+        // Whatever fails below, the memory is given back.
+        let mut mapping = Self { address: 0, bytes, handle };
         // SAFETY: `address` outlives the call.
-        check("cuMemAddressReserve", unsafe { sys::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0) })?;
-        let mapping = Self { address, bytes, handle };
+        check("cuMemAddressReserve", unsafe { sys::cuMemAddressReserve(&raw mut mapping.address, bytes, 0, 0, 0) })?;
+        let address = mapping.address;
         let access = sys::CUmemAccessDesc {
             location: location(device),
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -85,8 +87,10 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: reserved, mapped and created once. After a trap the calls fail, and nothing is left to free.
         unsafe {
-            sys::cuMemUnmap(self.address, self.bytes);
-            sys::cuMemAddressFree(self.address, self.bytes);
+            if self.address != 0 {
+                sys::cuMemUnmap(self.address, self.bytes);
+                sys::cuMemAddressFree(self.address, self.bytes);
+            }
             sys::cuMemRelease(self.handle);
         }
     }

@@ -6,10 +6,11 @@ use crate::lower::Program;
 use crate::party::Party;
 use crate::probe::{self, Driver};
 use crate::proxy::Pacing;
+use crate::remote::{Link, Settled};
 use std::fs;
 use std::path::Path;
-use tilewire_kernels::Schedule;
 use tilewire_kernels::cuda::{HEADERS, INTERPRETER};
+use tilewire_kernels::{Cluster, Schedule};
 
 /// Streams behind the proxy.
 const QUEUES: u16 = 4;
@@ -27,6 +28,8 @@ pub struct Facts {
     pub cubin: String,
     /// What carries bytes between ranks, and how.
     pub transport: String,
+    /// How NICs come to the memory of ranks; `none` where no rank is on another node.
+    pub registration: String,
 }
 
 /// GPUs of this host.
@@ -34,6 +37,8 @@ pub struct Gpus {
     seats: Vec<Seat>,
     /// The other processes, where every rank is one.
     party: Option<Party>,
+    /// How ranks of other nodes are reached.
+    settled: Option<Settled>,
     /// What records say.
     pub facts: Facts,
 }
@@ -60,19 +65,39 @@ impl Gpus {
         Self::new(seats, None, nvrtc, &cubin, transport)
     }
 
-    /// Opens the GPU of this process's rank.
+    /// Opens the GPU of this process's rank of a cluster. Without `link` all ranks are on this host, on the GPUs of their
+    /// numbers; with it, a rank takes the GPU `first` plus its number in its node, and links reach the other nodes.
     ///
     /// # Errors
-    /// As [`Gpus::open`], and [`HwError::Party`].
-    pub fn join(cache: &Path, party: Party) -> Result<Self, HwError> {
+    /// As [`Gpus::open`], [`HwError::Party`], [`HwError::Wire`].
+    pub fn join(
+        cache: &Path,
+        party: Party,
+        cluster: Cluster,
+        first: usize,
+        link: Option<Link>,
+    ) -> Result<Self, HwError> {
         let nvrtc = nvrtc()?;
-        // One compiles, the others find it in the cache.
-        let first = if party.rank() == 0 { Some(cubin(cache, &nvrtc)) } else { None };
+        // One of a node compiles, the others find it in the cache.
+        let compiles = party.rank() == party.node().start;
+        let mine = if compiles { Some(cubin(cache, &nvrtc)) } else { None };
         party.exchange(&[])?;
-        let cubin = first.unwrap_or_else(|| cubin(cache, &nvrtc))?;
-        let seat = Seat::of_rank(party.rank(), party.ranks(), &cubin, QUEUES)?;
-        let transport = format!("exported memory between {} processes with a GPU each", party.ranks());
-        Self::new(vec![seat], Some(party), nvrtc, &cubin, transport)
+        let cubin = mine.unwrap_or_else(|| cubin(cache, &nvrtc))?;
+        let here = party.node().len();
+        let seat = Seat::of_rank(first + party.rank() - party.node().start, first..first + here, &cubin, QUEUES)?;
+        let settled = link.map(|link| link.settle(seat.device, party.session(), cluster)).transpose()?;
+        let memory = format!("exported memory between {here} processes with a GPU each");
+        let transport = settled.as_ref().map_or_else(
+            || memory.clone(),
+            |settled| {
+                if here > 1 { format!("{}; {memory}", settled.name) } else { settled.name.clone() }
+            },
+        );
+        let mut gpus = Self::new(vec![seat], Some(party), nvrtc, &cubin, transport)?;
+        if let Some(settled) = &settled {
+            settled.way.name().clone_into(&mut gpus.facts.registration);
+        }
+        Ok(Self { settled, ..gpus })
     }
 
     fn new(
@@ -90,8 +115,9 @@ impl Gpus {
             _ => return Err(HwError::NoDriver),
         };
         let cubin = blake3::hash(cubin).to_hex()[..16].to_owned();
-        let facts = Facts { gpu, driver: driver.trim().to_owned(), nvrtc, cubin, transport };
-        Ok(Self { seats, party, facts })
+        let registration = "none".to_owned();
+        let facts = Facts { gpu, driver: driver.trim().to_owned(), nvrtc, cubin, transport, registration };
+        Ok(Self { seats, party, settled: None, facts })
     }
 
     /// The other processes, where every rank is one.
@@ -110,7 +136,7 @@ impl Gpus {
     /// As [`ClusterRunner::new`] and [`ClusterRunner::joined`].
     pub fn runner<'a>(&'a self, schedule: &'a Schedule, programs: Vec<Program>) -> Result<ClusterRunner<'a>, HwError> {
         match &self.party {
-            Some(party) => ClusterRunner::joined(&self.seats[0], party, schedule, programs),
+            Some(party) => ClusterRunner::joined(&self.seats[0], party, self.settled.as_ref(), schedule, programs),
             None => ClusterRunner::new(&self.seats, schedule, programs),
         }
     }

@@ -10,7 +10,9 @@ use crate::lower::{
 };
 use crate::memory::{DeviceMemory, SharedMemory};
 use crate::proxy::{Posting, Proxy, Stream};
+use crate::remote::{Place, Remote};
 use crate::timeline::{self, CtaTimes, Stamps, TaskTime};
+use crate::transport::segment::Layout;
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
@@ -93,13 +95,13 @@ impl Memory {
         Ok(Self { arenas, words: DeviceMemory::new(words_bytes(program))? })
     }
 
-    /// As [`Memory::new`], and a descriptor by which other processes can map it.
+    /// As [`Memory::new`], and a descriptor by which other processes can map it; with `rdma` NICs are to reach it too.
     ///
     /// # Errors
     /// As [`Memory::new`].
-    pub(crate) fn exported(device: Device, program: &Program) -> Result<(Self, OwnedFd, usize), HwError> {
+    pub(crate) fn exported(device: Device, program: &Program, rdma: bool) -> Result<(Self, OwnedFd, usize), HwError> {
         let places = places(program, program.gpu);
-        let (mapping, descriptor) = Mapping::export(device, places.bytes)?;
+        let (mapping, descriptor) = Mapping::export(device, places.bytes, rdma)?;
         let mapping = Arc::new(mapping);
         let part = |(at, bytes): (usize, usize)| DeviceMemory::part(&mapping, at, bytes);
         let memory = Self { arenas: places.arenas.iter().copied().map(part).collect(), words: part(places.words) };
@@ -110,6 +112,19 @@ impl Memory {
     pub(crate) fn base(&self) -> u64 {
         self.arenas.first().unwrap_or(&self.words).address
     }
+}
+
+/// Where buffers and words of the program's GPU lie in memory that is one piece, `bytes` long, and begins at `base`.
+pub(crate) fn place(schedule: &Schedule, program: &Program, base: u64, bytes: usize) -> Result<Place, HwError> {
+    let places = places(program, program.gpu);
+    let buffers: Vec<u64> = places.arenas.iter().map(|&(at, _)| at as u64).collect();
+    let too_many = || HwError::Unsupported { what: "schedules with more than 2^31 flags".to_owned() };
+    let layout = Layout::placed(schedule, &buffers, places.words.0 as u64, bytes as u64).ok_or_else(too_many)?;
+    let beside = Layout::new(schedule).ok_or_else(too_many)?;
+    let apart =
+        |index: usize| layout.buffer(index).0 - layout.buffer(0).0 == beside.buffer(index).0 - beside.buffer(0).0;
+    assert!((0..buffers.len()).all(apart), "buffers lie alike on the GPU and beside it");
+    Ok(Place { base, layout, beside })
 }
 
 /// Where arenas and words of a GPU lie in memory that is one piece: first byte and bytes.
@@ -175,6 +190,8 @@ impl Addresses {
 
 /// A program with its memory on the GPU, ready to run again and again.
 pub struct Runner<'a> {
+    /// What carries puts to other nodes, before the memory that it reads.
+    remote: Option<Remote>,
     device: Device,
     schedule: &'a Schedule,
     program: Program,
@@ -303,6 +320,7 @@ impl<'a> Runner<'a> {
         }
         let events = (0..MAX_BATCH).map(|_| Ok([new_event()?, new_event()?])).collect::<Result<_, HwError>>()?;
         let mut runner = Self {
+            remote: None,
             device,
             schedule,
             fifo: SharedMemory::new(0)?,
@@ -352,6 +370,12 @@ impl<'a> Runner<'a> {
         self.blocked = SharedMemory::new(blocks(&program) * BLOCKED_PER_CTA * size_of::<BlockedWord>())?;
         self.program = program;
         Ok(())
+    }
+
+    /// From now on puts go by `remote`.
+    pub(crate) fn reach(&mut self, remote: Remote) {
+        assert_eq!(remote.tasks(), self.program.tasks.len(), "writes for every task of the program");
+        self.remote = Some(remote);
     }
 
     /// Makes the GPU's context current in this thread.
@@ -427,10 +451,13 @@ impl<'a> Runner<'a> {
                 (0..count).try_for_each(|index| {
                     let first = index * (self.puts + 1);
                     let (slots, run) = (first..first + self.puts, self.run + index as u32);
-                    self.proxy.serve(&self.fifo, slots, run, &self.postings, &stop)
+                    match &self.remote {
+                        Some(remote) => remote.serve(&self.fifo, slots, run, &stop),
+                        None => self.proxy.serve(&self.fifo, slots, run, &self.postings, &stop),
+                    }
                 })
             };
-            let proxy = (self.puts > 0).then(|| scope.spawn(serve));
+            let proxy = (self.puts > 0 || self.remote.is_some()).then(|| scope.spawn(serve));
             let go = start();
             let ended = if go { self.launch_and_wait(count) } else { Ok(()) };
             stop.store(true, Ordering::Release);

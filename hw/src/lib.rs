@@ -6,7 +6,8 @@
 //!    └─ lower ─▶ Program ─▶ launch: device interpreter on a GPU     ◀── device: driver, NVRTC
 //!                             │  FIFO in host memory                ◀── memory
 //!                             │  cluster: a GPU per rank, peers over NVLink; party: where ranks are processes
-//!                             └▶ proxy: puts by the copy engines
+//!                             ├▶ proxy: puts by the copy engines
+//!                             └▶ remote: puts to other nodes, over a transport of below
 //!                measure: inputs, comparison with the reference, times; timeline: of every task; reduced: compute or communication alone
 //!                gpu: all of it opened at once; readings: flags, launches and the FIFO by themselves
 //! Schedule ──▶ host: CPU threads as CTAs, one or more processes  ──▶ transport: loopback, RDMA   ◀── bootstrap: TCP
@@ -31,6 +32,7 @@ pub mod program;
 pub mod proxy;
 pub mod readings;
 pub mod reduced;
+pub mod remote;
 mod samples;
 pub mod timeline;
 pub mod transport;

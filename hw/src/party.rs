@@ -1,9 +1,9 @@
-//! The processes of a cluster on one host, a rank and a GPU each: where they meet, what they tell each other.
+//! The processes of a cluster, a rank and a GPU each: where they meet, what they tell each other.
 //!
 //! ```text
-//! session (TCP)        results, decisions, bad news
-//! segment in /dev/shm  the barrier before a launch: a counter that all spin on
-//! Unix sockets         descriptors of exported device memory
+//! session (TCP)        results, decisions, bad news; the barrier before a launch, between nodes
+//! segment in /dev/shm  that barrier inside a node: a counter that all spin on
+//! Unix sockets         descriptors of exported device memory, inside a node
 //! ```
 
 use crate::bootstrap::Session;
@@ -19,9 +19,11 @@ use rustix::net::{
 use std::fmt::Display;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -39,33 +41,46 @@ const POLL: Duration = Duration::from_millis(1);
 /// The processes of a cluster.
 pub struct Party {
     session: Session,
+    /// Rank numbers of this process's node.
+    node: Range<usize>,
     meeting: Arc<Segment>,
     /// Meetings so far: all processes count alike.
     meetings: AtomicU32,
     descriptors: UnixListener,
-    /// By rank number.
-    sockets: Vec<PathBuf>,
+    /// By rank number: names that are no files, so that none is left behind.
+    sockets: Vec<Vec<u8>>,
 }
 
 impl Party {
-    /// All processes come together; each calls this once.
+    /// All processes come together, so many of them on each node; each calls this once.
     ///
     /// # Errors
     /// [`HwError::Party`].
-    pub fn new(session: Session) -> Result<Self, HwError> {
+    pub fn new(session: Session, per_node: usize) -> Result<Self, HwError> {
         let memory = Path::new("/dev/shm");
         let directory = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let rank = session.place().rank as usize;
-        let is_host = |rank: usize| rank == 0;
-        let segments = share(&session, &Layout::plain(2, 0), &directory, is_host).map_err(lost)?;
-        let meeting = segments.into_iter().next().flatten().ok_or_else(|| lost("rank 0 has no segment"))?;
-        let socket = std::env::temp_dir().join(format!("tilewire-{}", crate::bootstrap::fresh_secret()));
-        let descriptors = UnixListener::bind(&socket).map_err(lost)?;
+        let first = rank - rank % per_node.max(1);
+        let is_host = |rank: usize| rank == first;
+        let mut segments = share(&session, &Layout::plain(2, 0), &directory, is_host).map_err(lost)?;
+        let meeting = segments.swap_remove(first).ok_or_else(|| lost(format!("rank {first} has no segment")))?;
+        let socket = format!("tilewire-{}", crate::bootstrap::fresh_secret()).into_bytes();
+        let address = SocketAddr::from_abstract_name(&socket).map_err(lost)?;
+        let descriptors = UnixListener::bind_addr(&address).map_err(lost)?;
         descriptors.set_nonblocking(true).map_err(lost)?;
-        let all = session.exchange(socket.to_string_lossy().as_bytes()).map_err(lost)?;
-        let sockets = all.iter().map(|path| PathBuf::from(String::from_utf8_lossy(path).into_owned())).collect();
-        debug_assert!(rank < all.len());
-        Ok(Self { session, meeting, meetings: AtomicU32::new(0), descriptors, sockets })
+        let sockets = session.exchange(&socket).map_err(lost)?;
+        let node = first..(first + per_node.max(1)).min(sockets.len());
+        Ok(Self { session, node, meeting, meetings: AtomicU32::new(0), descriptors, sockets })
+    }
+
+    /// Rank numbers of this process's node.
+    pub fn node(&self) -> Range<usize> {
+        self.node.clone()
+    }
+
+    /// What the processes speak through.
+    pub(crate) const fn session(&self) -> &Session {
+        &self.session
     }
 
     /// Number of this process's rank.
@@ -100,12 +115,14 @@ impl Party {
         Barrier {
             arrived: self.meeting.word(ARRIVED),
             broken: self.meeting.word(BROKEN),
-            goal: meeting.wrapping_mul(self.ranks() as u32),
+            goal: meeting.wrapping_mul(self.node.len() as u32),
             stop: Some(self.session.stop()),
+            between: (self.node.len() < self.ranks()).then_some(&self.session),
         }
     }
 
-    /// Every process gives a descriptor and gets those of all others, by rank number; none of its own.
+    /// Every process gives a descriptor and gets those of the others of its node, by rank number; none of its own, and of
+    /// other nodes.
     ///
     /// # Errors
     /// [`HwError::Party`].
@@ -114,15 +131,17 @@ impl Party {
         let mut all: Vec<Option<OwnedFd>> = (0..self.ranks()).map(|_| None).collect();
         // A connection that nobody has accepted yet holds what was sent: no process waits for another to receive.
         let mut open = Vec::new();
-        for (_, socket) in self.sockets.iter().enumerate().filter(|&(rank, _)| rank != me) {
-            let stream = UnixStream::connect(socket).map_err(lost)?;
+        for rank in self.node().filter(|&rank| rank != me) {
+            let address = SocketAddr::from_abstract_name(&self.sockets[rank]).map_err(lost)?;
+            let stream = UnixStream::connect_addr(&address).map_err(lost)?;
             send(&stream, me as u32, mine)?;
             open.push(stream);
         }
-        for _ in 1..self.ranks() {
+        for _ in 1..self.node.len() {
             let stream = self.accept()?;
             let (rank, descriptor) = receive(&stream)?;
-            let place = all.get_mut(rank as usize).filter(|place| place.is_none() && rank as usize != me);
+            let mate = self.node.contains(&(rank as usize)) && rank as usize != me;
+            let place = all.get_mut(rank as usize).filter(|place| place.is_none() && mate);
             *place.ok_or_else(|| lost(format!("a descriptor of rank {rank} that nobody expects")))? = Some(descriptor);
         }
         self.session.barrier().map_err(lost)?;
@@ -153,7 +172,6 @@ impl Drop for Party {
     fn drop(&mut self) {
         // Whoever still waits at the barrier waits for nobody: every run that ends well ends in an exchange behind it.
         self.meeting.word(BROKEN).store(1, Ordering::Release);
-        let _ = std::fs::remove_file(&self.sockets[self.rank()]);
     }
 }
 
@@ -198,11 +216,15 @@ mod tests {
     use std::io::{Read, Seek, Write};
 
     fn party(ranks: u32, each: impl Fn(&Party) + Sync) {
+        nodes(ranks, ranks as usize, each);
+    }
+
+    fn nodes(ranks: u32, per_node: usize, each: impl Fn(&Party) + Sync) {
         let sessions = local(ranks).expect("sessions of this process");
         std::thread::scope(|scope| {
             for session in sessions {
                 let each = &each;
-                scope.spawn(move || each(&Party::new(session).expect("all come")));
+                scope.spawn(move || each(&Party::new(session, per_node).expect("all come")));
             }
         });
     }
@@ -245,6 +267,23 @@ mod tests {
                 barrier.fail();
             } else {
                 assert!(!barrier.meet(), "one is missing and says so");
+            }
+        });
+    }
+
+    #[test]
+    fn descriptors_stay_in_their_node_and_all_nodes_meet() {
+        let inside = AtomicU32::new(0);
+        nodes(4, 2, |party| {
+            let mate = party.rank() ^ 1;
+            let (reader, _writer) = std::io::pipe().expect("a pipe");
+            let all = party.pass(reader.as_fd()).expect("all pass theirs");
+            let got: Vec<usize> = (0..4).filter(|&rank| all[rank].is_some()).collect();
+            assert_eq!(got, [mate]);
+            for meeting in 1..=20 {
+                inside.fetch_add(1, Ordering::AcqRel);
+                assert!(party.barrier().meet());
+                assert!(inside.load(Ordering::Acquire) >= meeting * 4, "every rank of both nodes had come");
             }
         });
     }

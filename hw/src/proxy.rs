@@ -305,7 +305,8 @@ impl Proxy {
     }
 }
 
-fn write(stream: &Stream, word: u64, value: u32) -> Result<(), HwError> {
+/// Writes a word of device or pinned memory behind whatever else is in the stream.
+pub(crate) fn write(stream: &Stream, word: u64, value: u32) -> Result<(), HwError> {
     // SAFETY: the word is inside an allocation that outlives the stream's work.
     check("cuStreamWriteValue32", unsafe { sys::cuStreamWriteValue32_v2(stream.0, word, value, 0) })
 }

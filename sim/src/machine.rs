@@ -7,7 +7,7 @@
 mod legal;
 mod transport;
 
-pub use transport::{Publishing, Transport};
+pub use transport::{Carrier, Publishing, Transport};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -82,15 +82,22 @@ section! {
         sms,
         /// Shared memory that one CTA can have.
         smem_kib,
-        /// HBM bandwidth, reads and writes together.
+        /// HBM bandwidth of reads.
         hbm_gbs,
+        /// What a written byte takes of `hbm_gbs`, beside a byte read: the memory turns around between the two.
+        hbm_write_bytes_per_byte,
         /// Operand panels touched within this many bytes, in issue order, are found in L2.
         l2_window_mib,
+        /// Share of the operand panels of the wave before that are found in L2 beyond the window, once CTAs have drifted
+        /// apart.
+        l2_drift_hits,
         /// Matrix throughput of the chip from which on the clock droops: the power limit is reached.
         droop_knee_tflops,
         /// Power that does not depend on the matrix work, as matrix throughput of the same power at full clock. Above
         /// the knee all SMs slow down to `(knee + static) / (static + demand)` of their full speed.
         droop_static_tflops,
+        /// FLOP of matrix work that draw as much power as a byte that tiles read from HBM or write to it.
+        hbm_power_flop_per_byte,
         /// As `droop_knee_tflops`, for the first tens of milliseconds after the card was idle.
         cold_knee_tflops,
         /// As `droop_static_tflops`, for the first tens of milliseconds after the card was idle.
@@ -456,6 +463,16 @@ pub enum MachineError {
         value: f64,
         /// Legal values.
         allowed: String,
+    },
+    /// A choice of the transport that cannot be meant.
+    #[error("{place}: {name}: {problem}")]
+    Transport {
+        /// File, line, column.
+        place: String,
+        /// Choice, with its section.
+        name: String,
+        /// What is wrong, and what is allowed.
+        problem: String,
     },
     /// A value without a source.
     #[error("{place}: {name} has no source; every value needs one")]

@@ -18,6 +18,7 @@ fn round_machine() -> Machine {
     for (name, value) in [
         ("gpu.sms", 64.0),
         ("gpu.hbm_gbs", 1e6),
+        ("gpu.hbm_write_bytes_per_byte", 1.0),
         ("gpu.droop_knee_tflops", 1e6),
         // 2 x 128 x 256 x 64 FLOP in 1 us; a tile of 64 KiB in 1 us.
         ("gemm.library.sm_tflops", 4.194_304),

@@ -134,7 +134,7 @@ pub(super) fn read(links: &[Link], index: usize, receiver: Receiver, shared: &Sh
             Ok((kind, _)) if kind == Kind::Bye as u8 => return,
             Ok((kind, _)) => return lost(format!("sent a frame of unknown kind {kind}")),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                return lost(format!("silent for {} s: dead, or the link is down", silence.as_secs_f64()));
+                return lost(format!("silent for {} s: dead, stopped, or the link is down", silence.as_secs_f64()));
             }
             Err(error) => return lost(format!("the connection broke ({error}): the process is gone")),
         }

@@ -15,7 +15,7 @@ mod link;
 mod place;
 
 pub use handshake::VERSION;
-pub use place::{Place, place};
+pub use place::{Place, RANK, RANKS, end_with, launched_among_others, launcher_variables, place};
 
 use link::{Kind, Link};
 use std::io;
@@ -106,7 +106,7 @@ fn refused(strangers: &[String]) -> String {
 #[derive(Default)]
 struct Shared {
     failure: Mutex<Option<BootstrapError>>,
-    stop: AtomicBool,
+    stop: Arc<AtomicBool>,
     closing: AtomicBool,
 }
 
@@ -215,6 +215,11 @@ impl Session {
     /// Raised when any rank has failed.
     pub fn stop(&self) -> &AtomicBool {
         &self.shared.stop
+    }
+
+    /// The same flag, for threads that outlive a borrow.
+    pub(crate) fn stop_flag(&self) -> Arc<AtomicBool> {
+        self.shared.stop.clone()
     }
 
     /// The first failure that became known.

@@ -1,11 +1,12 @@
 //! A CTA thread: takes tasks by its role's claim rule, waits, executes, signals.
 
 use super::memory::Reach;
-use super::plan::{Plan, commands};
+use super::plan::Plan;
 use super::watch::{Waiting, What};
 use crate::timeline::TaskTime;
 use crate::transport::fifo::Fifo;
 use crate::transport::proxy::rest;
+use crate::transport::puts::commands;
 use crate::transport::{Command, Told, Word};
 use crate::values::engine::stages::step_flag;
 use crate::values::memory::ranks_of;

@@ -21,7 +21,7 @@ mod wire;
 
 pub use run::{HostConfig, RankReport, Setup, Wires, run_rank, run_threads};
 pub use share::share;
-pub use wire::Wire;
+pub use wire::{Memory, Wire};
 
 use crate::bootstrap::BootstrapError;
 use crate::transport::TransportError;
@@ -60,7 +60,7 @@ pub enum HostError {
         missing: usize,
         /// Arrival words that the schedule raises on this rank.
         expected: usize,
-        /// Names of the first missing words.
+        /// Names of the first missing words, and who was to raise them.
         words: Vec<String>,
     },
     /// An exercise of the wire.

@@ -10,6 +10,7 @@ use crate::timeline::TaskTime;
 use crate::transport::arrivals::Arrivals;
 use crate::transport::fifo::Fifo;
 use crate::transport::proxy::{Proxy, ProxyConfig, Served};
+use crate::transport::registration::Path;
 use crate::transport::segment::{Layout, Segment};
 use crate::transport::{Order, Told, Transport, TransportError};
 use crate::values::engine::claim::{cta_count, reaches};
@@ -76,18 +77,21 @@ pub struct Wires {
     pub told: Told,
     /// One for each proxy thread, at least one.
     pub transports: Vec<Box<dyn Transport>>,
+    /// How the NIC, or what stands for it, comes to the rank's memory.
+    pub registration: Path,
 }
 
 impl Wires {
     /// Connections that tell of puts as the schedule says.
     pub fn new(order: Order, transports: Vec<Box<dyn Transport>>) -> Self {
-        Self { told: Told { order, by_immediates: false }, transports }
+        Self { told: Told { order, by_immediates: false }, transports, registration: Path::Host }
     }
 
     /// For records: the transport, and how it tells if that is not the schedule's choice.
     pub fn name(&self) -> String {
         let name = self.transports.first().map_or_else(String::new, |wire| wire.name());
-        if self.told.by_immediates { format!("{name}, arrivals by immediates") } else { name }
+        let chosen = self.told.by_immediates && self.registration != Path::Bounce;
+        if chosen { format!("{name}, arrivals by immediates") } else { name }
     }
 }
 
@@ -104,6 +108,8 @@ pub struct RankReport {
     pub transport: String,
     /// Tasks of the last run, if they were recorded, from the barrier before it; in the order in which they were taken.
     pub timeline: Vec<TaskTime>,
+    /// How the transport comes to its memory.
+    pub registration: Option<Path>,
 }
 
 /// Runs a rank among others. `segments` holds, by rank number, those of the rank's own node; all ranks call this with
@@ -136,7 +142,8 @@ fn run_all(
     let layout = layout(schedule)?;
     let plan = Plan::new(schedule, &layout, rank, wires.told)?;
     let reach = Reach { cluster: schedule.cluster, layout, segments };
-    let mut report = RankReport { transport: wires.name(), ..Default::default() };
+    let mut report =
+        RankReport { transport: wires.name(), registration: Some(wires.registration), ..Default::default() };
     for run in 0..config.runs {
         let seed = seed_for(config.seed, run, "values");
         reach.poison(schedule, number, run == 0);
@@ -166,7 +173,7 @@ fn run_all(
     Ok(report)
 }
 
-fn layout(schedule: &Schedule) -> Result<Arc<Layout>, HostError> {
+pub(super) fn layout(schedule: &Schedule) -> Result<Arc<Layout>, HostError> {
     let too_many = || HostError::Unsupported { what: "schedules with more than 2^31 flags per bank".to_owned() };
     Layout::new(schedule).map(Arc::new).ok_or_else(too_many)
 }
@@ -209,7 +216,7 @@ fn run_once(
         tasks: (config.record && number + 1 == config.runs)
             .then(|| Recorded { begin: Instant::now(), tasks: Mutex::default() }),
     };
-    let arrivals = Arrivals::new(run.bank, plan.immediates.clone());
+    let arrivals = Arrivals::new(run.bank, plan.incoming.immediates.clone());
     let (done, end) = (AtomicU64::new(0), AtomicBool::new(false));
     let served = Mutex::new(Served::default());
     let failure: Mutex<Option<TransportError>> = Mutex::new(None);

@@ -43,8 +43,8 @@ impl Run<'_> {
             if self.stop.load(Ordering::Acquire) {
                 return Watched::Stopped;
             }
-            let arrivals = &self.plan.arrivals;
-            while noticed < arrivals.len() && self.value(arrivals[noticed]) > 0 {
+            let arrivals = &self.plan.incoming.arrivals;
+            while noticed < arrivals.len() && self.value(arrivals[noticed].0) > 0 {
                 noticed += 1;
             }
             let complete = done.load(Ordering::Acquire);
@@ -99,13 +99,16 @@ impl Run<'_> {
     /// What is missing when every task is done.
     pub(super) fn pending(&self, done: u64) -> HostError {
         let pushed = self.pushed.load(Ordering::Acquire);
-        let missing: Vec<Flag> = self.plan.arrivals.iter().copied().filter(|&flag| self.value(flag) == 0).collect();
-        let name = |flag: &Flag| format!("{}[{}]", self.schedule.family(flag.family).name, flag.slot);
+        let arrivals = &self.plan.incoming.arrivals;
+        let missing: Vec<(Flag, usize)> = arrivals.iter().copied().filter(|&(flag, _)| self.value(flag) == 0).collect();
+        let name = |&(flag, from): &(Flag, usize)| {
+            format!("{}[{}] of rank {from}", self.schedule.family(flag.family).name, flag.slot)
+        };
         HostError::PutsPending {
             pending: pushed - done,
             pushed,
             missing: missing.len(),
-            expected: self.plan.arrivals.len(),
+            expected: arrivals.len(),
             words: missing.iter().take(8).map(name).collect(),
         }
     }

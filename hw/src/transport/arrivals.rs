@@ -1,7 +1,7 @@
 //! Counts immediates at the receiver: an arrival word rises when every write of its put has come.
 
 use super::{TransportError, Word};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// What a rank expects from its peers in one run. Proxy threads share it.
 #[derive(Debug)]
@@ -9,13 +9,21 @@ pub struct Arrivals {
     bank: u32,
     expected: Vec<u32>,
     got: Vec<AtomicU32>,
+    /// Puts that have not come whole.
+    missing: AtomicUsize,
 }
 
 impl Arrivals {
     /// `expected[slot]` writes tell of the put that owns the slot's word; 0 for slots that no put raises.
     pub fn new(bank: u32, expected: Vec<u32>) -> Self {
         let got = expected.iter().map(|_| AtomicU32::new(0)).collect();
-        Self { bank, expected, got }
+        let missing = AtomicUsize::new(expected.iter().filter(|&&writes| writes > 0).count());
+        Self { bank, expected, got, missing }
+    }
+
+    /// Puts that tell by immediates and have not come whole.
+    pub fn missing(&self) -> usize {
+        self.missing.load(Ordering::Acquire)
     }
 
     /// Notes an immediate. True when it was the last of its put, so that the word is to be raised.
@@ -33,7 +41,9 @@ impl Arrivals {
         if got > expected {
             return Err(TransportError::Unexpected { slot, got, expected });
         }
-        Ok(got == expected)
+        let whole = got == expected;
+        self.missing.fetch_sub(usize::from(whole), Ordering::AcqRel);
+        Ok(whole)
     }
 }
 
@@ -46,7 +56,7 @@ mod tests {
         let arrivals = Arrivals::new(1, vec![0, 3]);
         let word = Word::new(1, 1);
         let noted: Vec<bool> = (0..3).map(|_| arrivals.note(word).expect("expected")).collect();
-        assert_eq!(noted, [false, false, true]);
+        assert_eq!((noted, arrivals.missing()), (vec![false, false, true], 0));
         let error = arrivals.note(word).expect_err("a fourth");
         assert!(matches!(error, TransportError::Unexpected { slot: 1, got: 4, expected: 3 }), "{error}");
     }

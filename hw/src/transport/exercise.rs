@@ -34,8 +34,12 @@ pub enum ExerciseError {
     #[error(transparent)]
     Peer(#[from] BootstrapError),
     /// Nothing happened for too long.
-    #[error("nothing happened for {patience_s} s after {done} of {of}; {on_way} writes of this rank are not complete")]
+    #[error(
+        "nothing came from rank {peer} for {patience_s} s after {done} of {of}; {on_way} writes of this rank to it are not complete; is it alive, is the link up?"
+    )]
     Stuck {
+        /// The other rank.
+        peer: u32,
         /// How long.
         patience_s: u64,
         /// What was done: rounds or writes.
@@ -105,6 +109,7 @@ impl<'a> Pair<'a> {
                 (*since, self.polls) = (Instant::now(), 0);
             } else if since.elapsed() > self.patience {
                 return Err(ExerciseError::Stuck {
+                    peer: self.peer,
                     patience_s: self.patience.as_secs(),
                     done,
                     of,
@@ -269,6 +274,23 @@ impl<'a> Pair<'a> {
             times.push([posted, us(on_way), us(poll)]);
         }
         Ok(times)
+    }
+
+    /// Sends nothing and hears nothing for as long as patience lasts; returns the time.
+    ///
+    /// # Errors
+    /// [`ExerciseError`] when the transport or another rank fails.
+    pub fn listen(&mut self) -> Result<Duration, ExerciseError> {
+        let begin = Instant::now();
+        while begin.elapsed() < self.patience {
+            let mut events = Vec::new();
+            self.transport.poll(&mut events)?;
+            std::thread::yield_now();
+            if let Some(failure) = self.session.failure() {
+                return Err(failure.into());
+            }
+        }
+        Ok(begin.elapsed())
     }
 
     /// Waits for the completions of what was posted, so that nothing of it is counted later.

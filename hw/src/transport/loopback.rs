@@ -1,7 +1,7 @@
 //! Copies between segments of one host, as fast as the host can or paced to a chosen speed.
 
 use super::segment::Segment;
-use super::{Command, Event, Notice, Transport, TransportError};
+use super::{Command, Event, Notice, Transport, TransportError, Word};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,12 +35,44 @@ pub struct Loopback {
     free_at: Instant,
     flying: VecDeque<(Instant, Command)>,
     sent: Vec<Event>,
+    /// Slots whose words are taken as arrivals, and which is looked at next.
+    heard: (Vec<u32>, usize),
 }
+
+/// Slots that one poll looks at.
+const HEARD_AT_ONCE: usize = 64;
 
 impl Loopback {
     /// From `own` to the segments of peers by rank number.
     pub fn new(own: Arc<Segment>, peers: Vec<Option<Arc<Segment>>>, pacing: Option<Pacing>) -> Self {
-        Self { own, peers, pacing, free_at: Instant::now(), flying: VecDeque::new(), sent: Vec::new() }
+        Self {
+            own,
+            peers,
+            pacing,
+            free_at: Instant::now(),
+            flying: VecDeque::new(),
+            sent: Vec::new(),
+            heard: (Vec::new(), 0),
+        }
+    }
+
+    /// From now on the words of these slots are taken away as they rise, and told as arrivals: for memory that is not this
+    /// segment, but behind it.
+    pub fn hear(&mut self, slots: impl Iterator<Item = u32>) {
+        self.heard = (slots.collect(), 0);
+    }
+
+    fn listen(&mut self, events: &mut Vec<Event>) {
+        let (slots, next) = &mut self.heard;
+        for _ in 0..slots.len().min(HEARD_AT_ONCE) {
+            for word in [0, 1].map(|bank| Word::new(slots[*next], bank)) {
+                if self.own.word(word).load(Ordering::Relaxed) > 0 && self.own.word(word).swap(0, Ordering::AcqRel) > 0
+                {
+                    events.push(Event::Arrived(word));
+                }
+            }
+            *next = (*next + 1) % slots.len();
+        }
     }
 
     fn carry(&mut self, command: &Command) -> Result<(), TransportError> {
@@ -97,6 +129,7 @@ impl Transport for Loopback {
             self.carry(&command)?;
         }
         events.append(&mut self.sent);
+        self.listen(events);
         Ok(())
     }
 }

@@ -16,6 +16,7 @@ pub mod exercise;
 pub mod fifo;
 pub mod loopback;
 pub mod proxy;
+pub mod puts;
 pub mod registration;
 pub mod ring;
 pub mod segment;
@@ -46,10 +47,23 @@ impl Word {
     pub const fn bank(self) -> u32 {
         self.0 >> 31
     }
+}
 
-    /// Byte offset of the word in a segment whose banks have `slots` slots each.
-    pub const fn offset(self, slots: u32) -> u64 {
-        (self.bank() as u64 * slots as u64 + self.slot() as u64) * 4
+/// Where the flag words of a rank lie in its memory, bank behind bank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// First byte.
+    pub at: u64,
+    /// Slots of a bank.
+    pub slots: u32,
+    /// Banks: two that take turns, or one that is cleared before every run.
+    pub banks: u32,
+}
+
+impl Words {
+    /// Byte offset of a word.
+    pub const fn offset(self, word: Word) -> u64 {
+        self.at + ((word.bank() % self.banks) as u64 * self.slots as u64 + word.slot() as u64) * 4
     }
 }
 
@@ -168,6 +182,34 @@ pub enum TransportError {
         /// Peer.
         peer: u32,
     },
+    /// A write that nothing is heard of, while the device reports no error.
+    #[error("rank {peer} queue {}: does not answer: no write has completed for {waited_s} s, the oldest is a {command}; is the peer alive, is the link up?", .command.queue)]
+    NoAnswer {
+        /// Peer.
+        peer: u32,
+        /// How long nothing has completed.
+        waited_s: u64,
+        /// The oldest write on its way.
+        command: Box<Command>,
+    },
+    /// A port that went down and stayed so.
+    #[error(
+        "{device} port {port} has been down for {down_s} s: is its link up? No rank of another node is reached through it"
+    )]
+    PortDown {
+        /// NIC.
+        device: String,
+        /// Port.
+        port: u8,
+        /// How long.
+        down_s: u64,
+    },
+    /// A NIC that gave up.
+    #[error("{device} reports a fatal error; the kernel's log says more")]
+    Fatal {
+        /// NIC.
+        device: String,
+    },
     /// A call of the library that failed.
     #[error("{call}: {error}{}", if .what.is_empty() { String::new() } else { format!(" ({})", .what) })]
     Call {
@@ -184,6 +226,15 @@ pub enum TransportError {
         /// What is missing and what to do.
         what: String,
     },
+    /// GPU memory that no NIC can be let into.
+    #[error("no way for the NIC to the memory of the GPU: {why}; allowed: --registration bounce, through host memory")]
+    NoWay {
+        /// Every way that was tried, and why it failed.
+        why: String,
+    },
+    /// A driver that does not copy, or not tell.
+    #[error("copies of a GPU's memory: {0}")]
+    Copies(String),
     /// A write to a rank that this transport does not reach.
     #[error("{transport} does not reach rank {peer}")]
     Unreachable {

@@ -30,7 +30,7 @@ impl Default for ProxyConfig {
 }
 
 /// Raises flag words of the own rank.
-pub trait Words: Sync {
+pub trait Raise: Sync {
     /// Counts the word up by one, after everything that was visible before.
     fn raise(&self, word: Word);
 }
@@ -40,7 +40,7 @@ pub struct Proxy<'a> {
     /// Where commands come from.
     pub fifo: &'a dyn Source,
     /// Own flag words.
-    pub words: &'a dyn Words,
+    pub words: &'a dyn Raise,
     /// What is to arrive.
     pub arrivals: &'a Arrivals,
     /// Ends the service at once.
@@ -181,7 +181,7 @@ pub(crate) fn rest(idle: u32, patience: u32) -> u32 {
 }
 
 /// Words that nobody waits for, for measurements of the service alone.
-impl Words for AtomicU32 {
+impl Raise for AtomicU32 {
     fn raise(&self, _word: Word) {
         self.fetch_add(1, Ordering::Relaxed);
     }

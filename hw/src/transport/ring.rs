@@ -71,29 +71,63 @@ impl<'a, S: Slots + ?Sized> Ring<'a, S> {
     }
 }
 
-/// A ring as a source of a [`super::proxy::Proxy`], over any transport: a put is the writes that it consists of.
+/// A ring as the source of several proxies, over any transport: a put is the writes that it consists of, and a queue
+/// belongs to one proxy.
 pub struct Puts<'a, S: Slots + ?Sized> {
     /// The writes of each task's put.
     writes: &'a [Vec<Command>],
-    state: Mutex<(Ring<'a, S>, VecDeque<Command>, u32)>,
+    state: Mutex<State<'a, S>>,
+}
+
+struct State<'a, S: Slots + ?Sized> {
+    ring: Ring<'a, S>,
+    /// Writes that were asked for, by proxy.
+    waiting: Vec<VecDeque<Command>>,
+    /// Puts so far.
+    puts: u32,
 }
 
 impl<'a, S: Slots + ?Sized> Puts<'a, S> {
     /// `writes[task]` are the writes of a task's put.
-    pub const fn new(ring: Ring<'a, S>, writes: &'a [Vec<Command>]) -> Self {
-        Self { writes, state: Mutex::new((ring, VecDeque::new(), 0)) }
+    pub fn new(ring: Ring<'a, S>, writes: &'a [Vec<Command>], proxies: usize) -> Self {
+        let waiting = (0..proxies.max(1)).map(|_| VecDeque::new()).collect();
+        Self { writes, state: Mutex::new(State { ring, waiting, puts: 0 }) }
+    }
+
+    /// What a proxy takes.
+    pub const fn of(&self, proxy: usize) -> Part<'_, 'a, S> {
+        Part { puts: self, proxy }
+    }
+
+    /// Takes what the device has asked for since; whether it has asked for all.
+    pub fn look(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.move_one(&mut state) {}
+        state.ring.is_over()
+    }
+
+    fn move_one(&self, state: &mut State<'_, S>) -> bool {
+        let Some(task) = state.ring.next_task() else { return false };
+        let proxies = state.waiting.len();
+        for &write in &self.writes[task] {
+            let command = Command { put: state.puts, ..write };
+            state.waiting[usize::from(write.queue) % proxies].push_back(command);
+        }
+        state.puts += 1;
+        true
     }
 }
 
-impl<S: Slots + ?Sized> Source for Puts<'_, S> {
+/// What one proxy takes of a ring.
+pub struct Part<'p, 'a, S: Slots + ?Sized> {
+    puts: &'p Puts<'a, S>,
+    proxy: usize,
+}
+
+impl<S: Slots + ?Sized> Source for Part<'_, '_, S> {
     fn take(&self) -> Option<Command> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (ring, waiting, put) = &mut *state;
-        if waiting.is_empty() {
-            let task = ring.next_task()?;
-            waiting.extend(self.writes[task].iter().map(|&write| Command { put: *put, ..write }));
-            *put += 1;
-        }
-        waiting.pop_front()
+        let mut state = self.puts.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.waiting[self.proxy].is_empty() && self.puts.move_one(&mut state) {}
+        state.waiting[self.proxy].pop_front()
     }
 }

@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use tilewire_kernels::Schedule;
 use tilewire_kernels::schedule::{DType, Flag, Region};
 
-use super::Word;
-use super::proxy::Words;
+use super::proxy::Raise;
+use super::{Word, Words};
 
 /// Where flag words and buffers lie in a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Flag words of a bank.
     pub slots: u32,
+    words: Words,
     families: Vec<u32>,
     buffers: Vec<(u64, u64, DType)>,
     /// Size of a segment.
@@ -41,7 +42,24 @@ impl Layout {
             buffers.push((at, buffer.bytes, buffer.dtype));
             at = (at + buffer.bytes).next_multiple_of(ALIGN);
         }
-        Some(Self { slots, families, buffers, bytes: at.max(ALIGN) })
+        let words = Words { at: 0, slots, banks: 2 };
+        Some(Self { slots, words, families, buffers, bytes: at.max(ALIGN) })
+    }
+
+    /// The layout of a schedule in memory whose buffers begin at these bytes, with one bank of words elsewhere; none as
+    /// for [`Layout::new`].
+    pub fn placed(schedule: &Schedule, buffers: &[u64], words_at: u64, bytes: u64) -> Option<Self> {
+        let mut layout = Self::new(schedule)?;
+        for (buffer, &at) in layout.buffers.iter_mut().zip(buffers) {
+            buffer.0 = at;
+        }
+        (layout.words, layout.bytes) = (Words { at: words_at, slots: layout.slots, banks: 1 }, bytes);
+        Some(layout)
+    }
+
+    /// Where the flag words lie.
+    pub const fn words(&self) -> Words {
+        self.words
     }
 
     /// Flag words and nothing but bytes behind them, for exercises.
@@ -49,6 +67,7 @@ impl Layout {
         let at = (u64::from(slots) * 8).next_multiple_of(ALIGN);
         Self {
             slots,
+            words: Words { at: 0, slots, banks: 2 },
             families: vec![0],
             buffers: vec![(at, bytes, DType::F32)],
             bytes: at + bytes.next_multiple_of(ALIGN),
@@ -85,7 +104,7 @@ impl Layout {
 #[derive(Debug)]
 pub struct Segment {
     map: MmapRaw,
-    slots: u32,
+    words: Words,
 }
 
 impl Segment {
@@ -95,7 +114,7 @@ impl Segment {
     /// The system's.
     pub fn private(layout: &Layout) -> io::Result<Self> {
         let map = MmapOptions::new().len(layout.bytes as usize).map_anon()?;
-        Ok(Self { map: map.into(), slots: layout.slots })
+        Ok(Self { map: map.into(), words: layout.words })
     }
 
     /// A segment that other processes of the host can map: makes the file, which must not exist.
@@ -105,7 +124,7 @@ impl Segment {
     pub fn create(layout: &Layout, path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
         file.set_len(layout.bytes)?;
-        Ok(Self { map: MmapRaw::map_raw(&file)?, slots: layout.slots })
+        Ok(Self { map: MmapRaw::map_raw(&file)?, words: layout.words })
     }
 
     /// Another process's segment.
@@ -119,7 +138,7 @@ impl Segment {
             let what = format!("{} has {bytes} bytes, the schedule needs {}", path.display(), layout.bytes);
             return Err(io::Error::other(what));
         }
-        Ok(Self { map: MmapRaw::map_raw(&file)?, slots: layout.slots })
+        Ok(Self { map: MmapRaw::map_raw(&file)?, words: layout.words })
     }
 
     /// First byte in this process.
@@ -129,7 +148,12 @@ impl Segment {
 
     /// Flag words of a bank.
     pub const fn slots(&self) -> u32 {
-        self.slots
+        self.words.slots
+    }
+
+    /// Where its flag words lie.
+    pub const fn words(&self) -> Words {
+        self.words
     }
 
     /// Size.
@@ -146,7 +170,7 @@ impl Segment {
 
     /// A flag word.
     pub fn word(&self, word: Word) -> &AtomicU32 {
-        let address = self.at(word.offset(self.slots), 4);
+        let address = self.at(self.words.offset(word), 4);
         // SAFETY: inside the mapping, aligned because banks are arrays of u32 at its start, and only used atomically.
         unsafe { AtomicU32::from_ptr(address.cast()) }
     }
@@ -199,13 +223,13 @@ impl Segment {
 
     /// Clears the words of a bank.
     pub fn clear(&self, bank: u32) {
-        for slot in 0..self.slots {
+        for slot in 0..self.slots() {
             self.word(Word::new(slot, bank)).store(0, Ordering::Release);
         }
     }
 }
 
-impl Words for Segment {
+impl Raise for Segment {
     fn raise(&self, word: Word) {
         self.word(word).fetch_add(1, Ordering::AcqRel);
     }

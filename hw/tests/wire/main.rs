@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod small;
 
+mod behind;
 mod bootstrap;
 mod double;
 mod exercise;

@@ -23,20 +23,22 @@ def order(mt, nt, g):
             for i in range(rows):
                 yield first + i, n
 
-def reads(m, n, k, ctas, g, window):
+def reads(m, n, k, ctas, g, window, drift_hits=0.0, first_tiles=None):
+    """Bytes read. From the 17th wave on, when the CTAs have drifted apart, `drift_hits` of the panels that the wave before
+    used last are found all the same: who follows finds them in L2 and catches up with who leads."""
     a, b = 128 * k * 2, 256 * k * 2
-    lru, total = collections.OrderedDict(), 0
-    tiles = list(order(m // 128, n // 256, g))
-    for w in range(0, len(tiles), ctas):
-        wave = tiles[w:w + ctas]
-        touched = [("a", i) for i in dict.fromkeys(t[0] for t in wave)] + [("b", j) for j in dict.fromkeys(t[1] for t in wave)]
-        for p in touched:
-            if p in lru:
-                lru.move_to_end(p)
-            else:
-                total += a if p[0] == "a" else b
-                lru[p] = a if p[0] == "a" else b
-        size = sum(lru.values())
-        while lru and size > window:
+    lru, last, total, size = collections.OrderedDict(), {}, 0, 0
+    tiles = list(order(m // 128, n // 256, g))[:first_tiles]
+    for w, start in enumerate(range(0, len(tiles), ctas)):
+        for row, column in tiles[start:start + ctas]:
+            for panel, bytes in ((("a", row), a), (("b", column), b)):
+                if panel in lru:
+                    lru.move_to_end(panel)
+                else:
+                    total += bytes * (1 - drift_hits) if w > 15 and last.get(panel) == w - 1 else bytes
+                    lru[panel] = bytes
+                    size += bytes
+                last[panel] = w
+        while size > window:
             size -= lru.popitem(last=False)[1]
     return total

@@ -420,6 +420,31 @@ static void copies_and_reductions() {
   }
 }
 
+// Traffic of device memory by the share of reads in it: loads, stores and their sum. No byte is touched twice within 12 GB.
+static void mixes() {
+  const uint64_t half = 24ull << 30;
+  CHECK(cudaMalloc(&pool, 2 * half));
+  random_bf16(pool, half, 9);
+  const uint32_t chunk = 16384, smem = 12 * chunk + 128;
+  CHECK(cudaFuncSetAttribute((void*)stream_mix, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+  for (int c : {132, 64, 32})
+    for (uint32_t every : {1u, 2u, 4u, 8u, 16u, 1u << 30, 0u}) {
+      const uint64_t bytes = (c == 132 ? 12ull : 24ull) << 20;
+      const int sets = int(half / (bytes * c));
+      auto launch = [&](int i) {
+        uint8_t* dst = pool + half + uint64_t(i % sets) * bytes * c;
+        const uint8_t* src = pool + uint64_t(i % sets) * bytes * c;
+        CtaStats* s = stats + i * 132;
+        void* args[] = {&dst, &src, (void*)&bytes, (void*)&chunk, &every, &s};
+        CHECK(cudaLaunchKernel((void*)stream_mix, dim3(c), dim3(32), args, smem, 0));
+      };
+      const double g = probe_rate(launch, c, double(bytes), 15), chunks = double(bytes / chunk);
+      const double writes = every == 0 ? 1 : std::ceil(chunks / every) / chunks, reads = every == 0 ? 0 : 1;
+      printf("mix 1 write in %10u reads ctas %3d: reads %7.1f writes %7.1f sum %7.1f GB/s\n", every, c, g * reads, g * writes, g * (reads + writes));
+      raw("mix,%u,%d,%.2f,%.2f,%.0f\n", every, c, g * reads, g * writes, probe_mhz);
+    }
+}
+
 static void launch_costs() {
   CHECK(cudaFuncSetAttribute((void*)probe_empty, cudaFuncAttributeMaxDynamicSharedMemorySize, kFullSmem));
   uint32_t* words;
@@ -754,6 +779,18 @@ int main(int argc, char** argv) {
   if (cmd == "chained") { setup(1ull << 30); for (auto& v : list(2)) for (int k : numbers(4)) for (int c : numbers(3)) chained(v, c, k); return 0; }
   if (cmd == "flags") { setup(1ull << 30); for (int k : numbers(4)) flag_latency(argv[2], numbers(3), k); return 0; }
   if (cmd == "gaps") { setup(1ull << 30); gaps(); return 0; }
+  if (cmd == "sustained") {  // any number of VARIANT:m:n:k:ctas:group, each after 400 ms of itself
+    setup(2ull << 30);
+    for (int i = 2; i < argc; ++i) {
+      char name[64]; int m, n, k, c, g;
+      if (sscanf(argv[i], "%63[^:]:%d:%d:%d:%d:%d", name, &m, &n, &k, &c, &g) != 6) return 2;
+      Run r(name, m, n, k, c, g);
+      Timing t = measure(r, 400, 15);
+      printf("sustained %-10s %5dx%5dx%5d ctas %3d group %3d: %9.1f us, %4.0f MHz\n", name, m, n, k, c, g, t.event_us, t.mhz);
+      row("sustained", r, t);
+    }
+    return 0;
+  }
   if (cmd == "one") {  // one launch each, for the profiler: VARIANT:m:n:k:ctas:group
     setup(2ull << 30);
     for (int i = 2; i < argc; ++i) {
@@ -798,7 +835,8 @@ int main(int argc, char** argv) {
   }
   if (cmd == "interference") { setup(1ull << 30); for (auto& n : list(2)) for (int c : numbers(3)) { interference(n, c, 8192, 4); interference(n, c, 512, 40); } return 0; }
   if (cmd == "moves") { setup(64ull << 20); copies_and_reductions(); return 0; }
+  if (cmd == "mixes") { setup(64ull << 20); mixes(); return 0; }
   if (cmd == "launch") { setup(64ull << 20); launch_costs(); return 0; }
-  fprintf(stderr, "usage: lab check|ctas|k|paired|interference|moves|launch ...\n");
+  fprintf(stderr, "usage: lab check|ctas|k|paired|interference|moves|mixes|launch ...\n");
   return 2;
 }

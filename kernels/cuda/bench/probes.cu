@@ -83,6 +83,50 @@ GATHER_KERNEL(gather_serial16_visible, 16, (gather_serial<16, true>(smem, bars, 
 GATHER_KERNEL(gather_serial1_visible, 1, (gather_serial<1, true>(smem, bars, row_bytes, table, rows, count, dst)))
 GATHER_KERNEL(gather_pipelined16, 16, (gather_pipelined<16, 4>(smem, bars, row_bytes, table, rows, count, dst)))
 
+// Every chunk is loaded, every `reads_per_write`-th also stored; 0: nothing is loaded, every chunk is stored. Twelve chunks
+// are in flight, at most four of them still read by stores.
+extern "C" __global__ void __launch_bounds__(32, 1)
+    stream_mix(u8* dst_all, const u8* src_all, u64 bytes, u32 chunk, u32 reads_per_write, ProbeStats* stats) {
+  constexpr u32 kSlots = 12, kLead = 8;
+  const u32 smem = smem_address(dynamic_smem), bars = smem + kSlots * chunk;
+  const u64 begin = globaltimer_ns(), c0 = clock_cycles();
+  const u8* src = src_all + blockIdx.x * bytes;
+  u8* dst = dst_all + blockIdx.x * bytes;
+  if (threadIdx.x == 0) {
+    for (u32 s = 0; s < kSlots; ++s) mbarrier_init(bars + s * 8, 1);
+    mbarrier_init_fence();
+    const u64 chunks = bytes / chunk;
+    if (reads_per_write == 0) {
+      for (u64 i = 0; i < chunks; ++i) {
+        if (i >= kSlots) store_wait_smem_read<kSlots - 1>();
+        bulk_store(dst + i * chunk, smem + u32(i % kSlots) * chunk, chunk);
+        store_commit();
+      }
+    } else {
+      RingPosition load_at, used_at;
+      for (u64 i = 0; i < chunks + kLead; ++i) {
+        if (i < chunks) {
+          // An empty group stands for a chunk that is not stored: groups count chunks.
+          if (i >= kSlots) store_wait_smem_read<kSlots - kLead - 1>();
+          const u32 bar = bars + load_at.slot * 8;
+          mbarrier_arrive_expect_bytes(bar, chunk);
+          bulk_load(smem + load_at.slot * chunk, src + i * chunk, chunk, bar);
+          load_at.advance<kSlots>();
+        }
+        if (i >= kLead) {
+          const u64 used = i - kLead;
+          mbarrier_wait_bounded(bars + used_at.slot * 8, used_at.parity);
+          if (used % reads_per_write == 0) bulk_store(dst + used * chunk, smem + used_at.slot * chunk, chunk);
+          store_commit();
+          used_at.advance<kSlots>();
+        }
+      }
+    }
+    store_wait_visible<0>();
+  }
+  probe_record(stats, begin, c0, bytes);
+}
+
 // Does nothing, with the resources of the real kernel.
 extern "C" __global__ void __launch_bounds__(384, 1) probe_empty(u32* word) {
   if (word != nullptr && threadIdx.x == 5000) *word = dynamic_smem[0];

@@ -88,7 +88,21 @@ case $run in
   lab gated gemm_w_d 8,132 512,8192
   lab interference gemm_w_d 100
   lab clocks gemm_w_d 84,120,132 512 ;;
+10) # mixes of reads and writes; one product in several tile orders: clocks, device memory traffic
+  lab mixes
+  orders=""
+  for ctas in 120 84; do
+    for group in 1 2 4 16 64 256; do orders="$orders 32768:32768:2048:$ctas:$group"; done
+    for group in 1 4 16 64; do orders="$orders 16384:16384:1024:$ctas:$group"; done
+  done
+  variants="gemm_w_s gemm_w_d"
+  lab sustained $(for v in $variants; do for s in $orders; do echo "$v:$s"; done; done)
+  lab cold $(cross "$variants" "$orders" 7)
+  profiled=$(for s in $orders; do echo "gemm_w_s:$s"; done)
+  echo $profiled >"$out/profiled.txt"
+  step ncu --clock-control none --kernel-name regex:gemm_ --metrics dram__bytes_read.sum,dram__bytes_write.sum --csv \
+    --log-file "$out/ncu.csv" "$lab" one $profiled ;;
 *)
-  echo "run.sh: runs are 1 to 7 and 9" >&2
+  echo "run.sh: runs are 1 to 7, 9 and 10" >&2
   exit 2 ;;
 esac 2>&1 | tee "$out/log$run.txt"

@@ -29,7 +29,11 @@ impl Compiler<'_> {
     pub(super) fn collective_ps(&self, kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32) -> u64 {
         if self.cluster.ranks() == 1 {
             // Nobody to talk to: a copy, unless the result stands where it was.
-            return if in_place { 0 } else { transfer(2 * bytes, rate(self.machine.gpu.hbm_gbs.value)) };
+            return if in_place {
+                0
+            } else {
+                transfer(bytes + self.written(bytes), rate(self.machine.gpu.hbm_gbs.value))
+            };
         }
         let pair = self.machine.library_pair.as_ref();
         let is_pair = self.cluster.nodes == 1 && self.cluster.gpus_per_node == 2;

@@ -94,8 +94,12 @@ impl Compiler<'_> {
                 let fixed = ps_from_ns(gemm.epilogue_ns.value);
                 let work = loop_ps + fixed;
                 let mut loads = Loads::new();
-                loads.push((Offset::ME, ResourceKind::Hbm, misses[0] + misses[1]));
-                loads.push((Offset::ME, ResourceKind::Chip, 2 * bm * bn * bk * u64::from(*steps)));
+                let read = misses[0] + misses[1];
+                // What its outputs draw is charged where it is written, which may be a peer that does the same here.
+                let moved = read + outs.iter().map(|out| if out.add { 2 * out.bytes } else { out.bytes }).sum::<u64>();
+                let flops = 2 * bm * bn * bk * u64::from(*steps);
+                loads.push((Offset::ME, ResourceKind::Hbm, read));
+                loads.push((Offset::ME, ResourceKind::Chip, flops + self.memory_power(moved)));
                 let main = self.class(&loads, work);
                 let hold = ps_from_ns(match drain {
                     Drain::Overlap => 0.0,
@@ -125,17 +129,18 @@ impl Compiler<'_> {
                 }
                 CostRecord { work: Work::Tile, steps: *steps, drain: *drain, forms }
             }
-            CostKey::Attention { tile, steps, head_dim, bytes, written, main_loop } => {
+            CostKey::Attention { tile, steps, head_dim, read, written, streamed, main_loop } => {
                 let attention = &machine.attention[loop_name(*main_loop)];
                 let flops = 4 * u64::from(tile[0]) * u64::from(tile[1]) * u64::from(*head_dim);
                 let step = (flops as f64 / attention.sm_tflops.value).round() as u64;
-                let fixed = ps_from_ns(attention.block_ns.value) + transfer(*written, rate(sm.copy_cta_gbs.value));
+                let fixed = ps_from_ns(attention.block_ns.value) + transfer(*streamed, rate(sm.copy_cta_gbs.value));
                 let work = step * u64::from(*steps) + fixed;
                 let mut loads = Loads::new();
-                loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
+                loads.push((Offset::ME, ResourceKind::Hbm, read + self.written(*written)));
                 let power = machine.interpreter.as_ref().map_or(1.0, |i| i.attention_power.value);
                 let drawn = (flops * u64::from(*steps)) as f64 * power;
-                loads.push((Offset::ME, ResourceKind::Chip, drawn.round() as u64));
+                let drawn = drawn.round() as u64 + self.memory_power(read + written);
+                loads.push((Offset::ME, ResourceKind::Chip, drawn));
                 let main = self.class(&loads, work);
                 let cost = Cost { main, step, fixed, ..Cost::NOTHING };
                 let mut forms = [cost, cost, Cost::NOTHING];
@@ -144,10 +149,11 @@ impl Compiler<'_> {
                 }
                 CostRecord { work: Work::Tile, steps: *steps, drain: Drain::Visible, forms }
             }
-            CostKey::Merge { bytes } => {
+            CostKey::Merge { read, written } => {
                 let mut loads = Loads::new();
-                loads.push((Offset::ME, ResourceKind::Hbm, *bytes));
-                let work = transfer(*bytes, rate(sm.merge_cta_gbs.value)) + ps_from_ns(sm.local_latency_ns.value);
+                loads.push((Offset::ME, ResourceKind::Hbm, read + self.written(*written)));
+                let work =
+                    transfer(read + written, rate(sm.merge_cta_gbs.value)) + ps_from_ns(sm.local_latency_ns.value);
                 let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }
@@ -192,7 +198,7 @@ impl Compiler<'_> {
                 loads.push((
                     Offset::ME,
                     ResourceKind::Hbm,
-                    bytes(local + remote) - remote_bytes.min(bytes(local + remote)) + bytes(rows),
+                    bytes(local + remote) - remote_bytes.min(bytes(local + remote)) + self.written(bytes(rows)),
                 ));
                 let peers = u64::from(self.cluster.gpus_per_node) - 1;
                 if remote_bytes > 0 && machine.peer_path == PeerPath::Nvlink {
@@ -289,13 +295,13 @@ impl Compiler<'_> {
             vec![(Offset::ME, ResourceKind::NicOut(rail), rail_rate), (target, ResourceKind::NicIn(rail), rail_rate)];
         let moved = spread(bytes, work);
         if moved > 0 {
-            for (at, kind) in [
-                (Offset::ME, ResourceKind::Hbm),
-                (target, ResourceKind::Hbm),
-                (Offset::ME, ResourceKind::PcieOut),
-                (target, ResourceKind::PcieIn),
+            for (at, kind, taken) in [
+                (Offset::ME, ResourceKind::Hbm, moved),
+                (target, ResourceKind::Hbm, self.written(moved)),
+                (Offset::ME, ResourceKind::PcieOut, moved),
+                (target, ResourceKind::PcieIn, moved),
             ] {
-                add_demand(&mut demands, at, kind, moved);
+                add_demand(&mut demands, at, kind, taken);
             }
         }
         demands.sort_unstable();

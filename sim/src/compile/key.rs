@@ -17,15 +17,60 @@ pub(super) struct Where {
 /// Everything that a cost depends on, by op.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CostKey {
-    Gemm { tile: [u16; 3], steps: u32, misses: [u64; 2], main_loop: MainLoop, drain: Drain, outs: SmallVec<[Where; 2]> },
-    Attention { tile: [u16; 2], steps: u32, head_dim: u32, bytes: u64, written: u64, main_loop: MainLoop },
-    Merge { bytes: u64 },
-    Copy { src: Where, dsts: SmallVec<[Where; 2]>, engine: Engine, in_flight: u32, overlap: bool, lanes: u32 },
-    Gather { local: u32, remote: u32, row_bytes: u32, zero: u32, in_flight: u16, overlap: bool },
-    Reduce { inputs: SmallVec<[Where; 4]>, outputs: SmallVec<[Where; 2]>, in_flight: u32, lanes: u32 },
+    Gemm {
+        tile: [u16; 3],
+        steps: u32,
+        misses: [u64; 2],
+        main_loop: MainLoop,
+        drain: Drain,
+        outs: SmallVec<[Where; 2]>,
+    },
+    /// `streamed`: states and outputs, which the CTA moves beside its steps.
+    Attention {
+        tile: [u16; 2],
+        steps: u32,
+        head_dim: u32,
+        read: u64,
+        written: u64,
+        streamed: u64,
+        main_loop: MainLoop,
+    },
+    Merge {
+        read: u64,
+        written: u64,
+    },
+    Copy {
+        src: Where,
+        dsts: SmallVec<[Where; 2]>,
+        engine: Engine,
+        in_flight: u32,
+        overlap: bool,
+        lanes: u32,
+    },
+    Gather {
+        local: u32,
+        remote: u32,
+        row_bytes: u32,
+        zero: u32,
+        in_flight: u16,
+        overlap: bool,
+    },
+    Reduce {
+        inputs: SmallVec<[Where; 4]>,
+        outputs: SmallVec<[Where; 2]>,
+        in_flight: u32,
+        lanes: u32,
+    },
     Put,
-    Collective { kind: CollectiveKind, bytes: u64, in_place: bool, ctas: u32 },
-    Fill { dst: Where },
+    Collective {
+        kind: CollectiveKind,
+        bytes: u64,
+        in_place: bool,
+        ctas: u32,
+    },
+    Fill {
+        dst: Where,
+    },
     Sync,
 }
 
@@ -48,14 +93,15 @@ pub(super) fn cost_key(task: &Task, table: &[Option<GatherEntry>], role: &Role, 
                 tile: *tile,
                 steps: task.op.steps(),
                 head_dim: q.row_bytes / 2,
-                bytes: misses + read + written,
-                written: written + read - q.bytes(),
+                read: misses + read,
+                written,
+                streamed: written + read - q.bytes(),
                 main_loop: *main_loop,
             }
         }
         Op::AttentionMerge { parts, out } => {
-            let bytes = parts.iter().map(|p| p.o.bytes() + p.l.bytes()).sum::<u64>() + out.o.bytes() + out.l.bytes();
-            CostKey::Merge { bytes }
+            let read = parts.iter().map(|p| p.o.bytes() + p.l.bytes()).sum();
+            CostKey::Merge { read, written: out.o.bytes() + out.l.bytes() }
         }
         Op::Copy { src, dsts, engine, in_flight_bytes, load_store_overlap } => CostKey::Copy {
             src: place(src),

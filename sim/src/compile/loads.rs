@@ -67,16 +67,26 @@ impl Compiler<'_> {
         (0..self.cluster.gpus_per_node).map(Offset::local)
     }
 
+    /// What a write takes of a memory, in bytes of a read.
+    pub(super) fn written(&self, bytes: u64) -> u64 {
+        (bytes as f64 * self.machine.gpu.hbm_write_bytes_per_byte.value).round() as u64
+    }
+
+    /// Power that memory traffic draws, in FLOP of matrix work.
+    pub(super) fn memory_power(&self, bytes: u64) -> u64 {
+        (bytes as f64 * self.machine.gpu.hbm_power_flop_per_byte.value).round() as u64
+    }
+
     /// A write of `bytes` to a place: loads on the links and on the target's memory.
     pub(super) fn load_write(&self, loads: &mut Loads, at: At, bytes: u64, add: bool) {
         let link =
             if add { (bytes as f64 * self.machine.nvlink.add_link_bytes_per_byte.value).round() as u64 } else { bytes };
-        // An add in the own memory, which stands for a peer's, takes as much as the link would.
-        let memory = match self.machine.peer_path {
-            PeerPath::Hbm => 2 * link,
-            PeerPath::Nvlink => 2 * bytes,
+        // An add reads, too. In the own memory, which stands for a peer's, it takes as much as the link would.
+        let memory = match (add, self.machine.peer_path) {
+            (true, PeerPath::Hbm) => link + self.written(link),
+            (true, PeerPath::Nvlink) => bytes + self.written(bytes),
+            (false, _) => self.written(bytes),
         };
-        let memory = if add { memory } else { bytes };
         match at {
             At::Offset(offset) => {
                 if self.over_nvlink(offset) {

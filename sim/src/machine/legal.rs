@@ -36,6 +36,9 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("bus_gpus", 1.0, 1024.0, true),
     ("oversubscription", 1.0, 1000.0, false),
     ("add_link_bytes_per_byte", 0.1, 100.0, false),
+    ("l2_drift_hits", 0.0, 1.0, false),
+    ("hbm_write_bytes_per_byte", 0.1, 100.0, false),
+    ("hbm_power_flop_per_byte", 0.0, 1e6, false),
     ("store_steps", 0.0, 1024.0, true),
     ("move_crowd_per_cta", 0.0, 1.0, false),
     ("attention_power", 0.01, 100.0, false),
@@ -102,7 +105,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Machine, MachineError> {
     for (name, param) in machine.params() {
         check(&name, param, &at)?;
     }
-    machine.transport.check(&at)?;
+    machine.transport.check(machine.nic.rails.value, &at)?;
     Ok(machine)
 }
 
@@ -224,12 +227,19 @@ mod tests {
     #[test]
     fn choices_of_the_transport_have_ranges_and_names() {
         let with = |line: &str| parse("m.toml", &format!("{FILE}\n[transport]\n{line}\n"));
-        let machine = with("publish = \"immediate\"\nqueue_pairs = 8\nnics = [\"mlx5_0\"]").expect("legal");
+        let machine = with("publish = \"immediate\"\nqueue_pairs = 8\nnics = [\"mlx5_0\", \"mlx5_1\"]").expect("legal");
         assert_eq!(machine.transport.publish, Some(super::super::Publishing::Immediate));
         assert_eq!((machine.transport.queue_pairs, machine.transport.inline_flags), (Some(8), None));
         for (line, words) in [
-            ("queue_pairs = 0", "transport.queue_pairs = 0.0, allowed: a whole number from 1 to 1024"),
-            ("signal_every = 5000", "transport.signal_every"),
+            ("queue_pairs = 0", "transport.queue_pairs: 0, allowed: a whole number from 1 to 1024"),
+            ("queue_pairs = 100000", "transport.queue_pairs: 100000, allowed: a whole number from 1 to 1024"),
+            ("gid_index = 300", "transport.gid_index: 300, allowed: a whole number from 0 to 255"),
+            ("batch = -1", "transport.batch: -1, allowed: a whole number from 1 to 1024"),
+            ("signal_every = \"8\"", "allowed: a whole number from 1 to 1024"),
+            ("nics = [\"mlx5_0\"]", "transport.nics: 1 NICs, allowed: as many as nic.rails, 2"),
+            ("nics = [\"mlx5_0\", \"mlx5_0\"]", "transport.nics: \"mlx5_0\" stands there twice"),
+            ("nics = [\"mlx5_0+mlx5_1\", \"\"]", "is no name of an RDMA device"),
+            ("carrier = \"tcp\"", "verbs-rc"),
             ("queue_pair = 4", "unknown field `queue_pair`"),
             ("publish = \"later\"", "same_queue_write"),
         ] {

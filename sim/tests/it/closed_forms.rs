@@ -289,6 +289,30 @@ fn shared_bandwidth_is_shared() {
 }
 
 #[test]
+fn a_written_byte_takes_its_factor_of_the_memory() {
+    // As above, a write at 1.5 of a read: 2 x (1 + 1.5) MB at 100 GB/s.
+    let machine = with(ib(), &[("gpu.hbm_gbs", 100.0), ("gpu.hbm_write_bytes_per_byte", 1.5)]);
+    let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| vec![copy(At::ME, At::ME, 1_000_000); 2]);
+    let end = simulate(&toy, &machine, split(2, 0, 0, 0)).end;
+    assert!(end.abs_diff(53 * US) < 100, "5 MB at 100 GB/s: {end}");
+}
+
+#[test]
+fn traffic_of_tiles_draws_power() {
+    // 100 tiles of 10 us at 1 TFLOPS on 100 CTAs: 98 of 60 + 98 TFLOPS. An output of 20,000 B at 500 FLOP/B draws as
+    // much as the product of a tile again.
+    let end = |flop_per_byte| {
+        let droop = [("gpu.droop_knee_tflops", 40.0), ("gpu.droop_static_tflops", 60.0)];
+        let machine = with(with(ib(), &droop), &[("gpu.hbm_power_flop_per_byte", flop_per_byte)]);
+        let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| vec![tile(10, At::ME, Drain::Overlap); 10_000]);
+        simulate(&toy, &machine, split(100, 0, 0, 0)).end as f64
+    };
+    let ratio = end(500.0) / end(0.0);
+    let expected = (60.0 + 2.0 * 98.0) / (60.0 + 98.0);
+    assert!((ratio / expected - 1.0).abs() < 0.01, "{ratio}, not {expected}");
+}
+
+#[test]
 fn lanes_share_their_cta() {
     // Two lanes of one CTA at 25 GB/s each: two copies of 50,000 B take 2 us side by side.
     let lanes = Role { lanes: 2, ..compute() };

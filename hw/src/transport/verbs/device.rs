@@ -1,16 +1,19 @@
-//! An opened RDMA device with one registered segment.
+//! An opened RDMA device with the memory of a rank registered.
 
 use super::{Library, VerbsConfig};
 use crate::probe::rdma::{self, Seat};
 use crate::transport::TransportError;
-use crate::transport::registration::Nic;
-use crate::transport::segment::Segment;
+use crate::transport::Words;
+use crate::transport::registration::{Nic, Path as Way, reasons, register};
+use crate::transport::segment::{Layout, Segment};
 use ibverbs_sys as ffi;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A port and the address that peers reach it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,16 +44,78 @@ pub struct Device {
     pub port: Port,
     pub(super) context: *mut ffi::ibv_context,
     pub(super) domain: *mut ffi::ibv_pd,
-    pub(super) region: *mut ffi::ibv_mr,
+    region: Option<Region>,
+    /// How the memory was registered.
+    pub(super) way: Way,
     /// A 1 for flags that do not travel inline, and its registration.
     pub(super) one: (Box<u32>, *mut ffi::ibv_mr),
-    pub(super) segment: Arc<Segment>,
+    exposed: Exposed,
+    /// Since when the port is down.
+    down: Mutex<Option<Instant>>,
 }
+
+/// Memory of a rank that peers write.
+#[derive(Clone, Debug)]
+pub struct Exposed {
+    address: u64,
+    bytes: u64,
+    words: Words,
+    owner: Owner,
+}
+
+/// Whose memory it is.
+#[derive(Clone, Debug)]
+enum Owner {
+    /// The host's; kept as long as it is registered.
+    Host(#[expect(dead_code, reason = "it is held, not read")] Arc<Segment>),
+    /// A GPU's, to which these ways may be tried. Whoever frees it first takes the registration's pages away, which a
+    /// NIC then refuses to touch.
+    Gpu(crate::device::Device, Vec<Way>),
+}
+
+impl Exposed {
+    /// A segment of the host.
+    pub fn host(segment: &Arc<Segment>) -> Self {
+        let (address, bytes) = (segment.address() as u64, segment.bytes());
+        Self { address, bytes, words: segment.words(), owner: Owner::Host(segment.clone()) }
+    }
+
+    /// Memory of a GPU that begins at an address and is laid out like this; the ways to it in the order of trying.
+    pub fn gpu(device: crate::device::Device, address: u64, layout: &Layout, ways: &[Way]) -> Self {
+        let (bytes, words) = (layout.bytes, layout.words());
+        Self { address, bytes, words, owner: Owner::Gpu(device, ways.to_vec()) }
+    }
+}
+
+/// A registration; it ends when it is dropped, before that of its domain.
+#[derive(Debug)]
+pub struct Region {
+    library: &'static Library,
+    handle: *mut ffi::ibv_mr,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: registered once, and its domain is live: see `Device::drop`.
+        unsafe { (self.library.ibv_dereg_mr)(self.handle) };
+    }
+}
+
+/// A port may be down for so long: the NIC's retries bridge it.
+const LINK_GRACE: Duration = Duration::from_secs(2);
 
 // SAFETY: libibverbs' objects may be used from any thread.
 unsafe impl Send for Device {}
 // SAFETY: as above; the handles are never written after they are made.
 unsafe impl Sync for Device {}
+
+/// An event of a device, as far as it matters here.
+enum Happened {
+    Down,
+    Up,
+    Fatal,
+    Other,
+}
 
 /// What a context without a post function would return: ENOSYS.
 pub(super) const NOT_THERE: c_int = 38;
@@ -82,7 +147,7 @@ impl Device {
         })
     }
 
-    /// Opens the NICs of a rank's rails and registers its segment with each: those that the configuration names, or the
+    /// Opens the NICs of a rank's rails and registers its memory with each: those that the configuration names, or the
     /// nearest to `seat` that `transport` can use.
     ///
     /// # Errors
@@ -91,7 +156,7 @@ impl Device {
         config: &VerbsConfig,
         transport: &str,
         seat: &Seat,
-        segment: &Arc<Segment>,
+        exposed: &Exposed,
     ) -> Result<Vec<Self>, TransportError> {
         Library::get()?;
         let known = rdma::devices(Path::new(rdma::SYSFS));
@@ -100,14 +165,34 @@ impl Device {
                 .map_err(|what| TransportError::Missing { what })?,
             named => named.to_vec(),
         };
-        names.iter().map(|name| Self::open(config, name, &known, segment.clone())).collect()
+        let open = |name: &String| Self::open(config, name, &known, exposed.clone());
+        let mut devices = names.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let (regions, way) = match &exposed.owner {
+            Owner::Host(_) => {
+                let one = |device: &Self| device.register(exposed.address, exposed.bytes);
+                let regions = devices.iter().map(one).collect::<Result<Vec<_>, _>>();
+                let what = "the segment; is `ulimit -l` large enough?";
+                (regions.map_err(|error| failed("ibv_reg_mr", what, error))?, Way::Host)
+            }
+            Owner::Gpu(gpu, ways) => register(&devices, gpu, (exposed.address, exposed.bytes), ways)
+                .map_err(|refused| TransportError::NoWay { why: reasons(&refused) })?,
+        };
+        for (device, region) in devices.iter_mut().zip(regions) {
+            (device.region, device.way) = (Some(region), way);
+        }
+        Ok(devices)
+    }
+
+    /// How the rank's memory was registered.
+    pub const fn way(&self) -> Way {
+        self.way
     }
 
     fn open(
         config: &VerbsConfig,
         name: &str,
         known: &[rdma::RdmaDevice],
-        segment: Arc<Segment>,
+        exposed: Exposed,
     ) -> Result<Self, TransportError> {
         let library = Library::get()?;
         let context = open(library, name)?;
@@ -118,17 +203,16 @@ impl Device {
             port: Port { number: config.port, gid_index: 0, gid: [0; 16], lid: 0, mtu: 1, ethernet: false },
             context,
             domain: std::ptr::null_mut(),
-            region: std::ptr::null_mut(),
+            region: None,
+            way: Way::Host,
             one: (Box::new(1), std::ptr::null_mut()),
-            segment,
+            exposed,
+            down: Mutex::new(None),
         };
         device.port = device.ask_port(config, known)?;
-        // SAFETY: the context is open; the segment and the word live as long as the registrations, see `Drop`.
+        // SAFETY: the context is open; the word lives as long as its registration, see `Drop`.
         unsafe {
             device.domain = some("ibv_alloc_pd", &device.name, (library.ibv_alloc_pd)(device.context))?;
-            device.region = device
-                .register(device.address(), device.segment.bytes())
-                .map_err(|error| failed("ibv_reg_mr", "the segment; is `ulimit -l` large enough?", error))?;
             let one: *mut u32 = &raw mut *device.one.0;
             let region = (library.ibv_reg_mr)(device.domain, one.cast(), 4, 0);
             device.one.1 = some("ibv_reg_mr", "a word", region)?;
@@ -166,21 +250,85 @@ impl Device {
         Ok(Port { number: config.port, gid_index, gid, lid: port.lid, mtu: port.active_mtu, ethernet })
     }
 
-    /// Local key of the segment.
+    /// Whether the port is up, or was a moment ago, by the events that the kernel has sent since the last call.
+    ///
+    /// # Errors
+    /// [`TransportError::PortDown`], [`TransportError::Fatal`].
+    pub fn is_well(&self) -> Result<(), TransportError> {
+        let mut down = self.down.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(event) = self.event() {
+            match event {
+                Happened::Down => _ = down.get_or_insert_with(Instant::now),
+                Happened::Up => *down = None,
+                Happened::Fatal => return Err(TransportError::Fatal { device: self.name.clone() }),
+                Happened::Other => {}
+            }
+        }
+        match down.map(|since| since.elapsed()) {
+            Some(down) if down > LINK_GRACE => Err(TransportError::PortDown {
+                device: self.name.clone(),
+                port: self.port.number,
+                down_s: down.as_secs(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The next event that waits.
+    fn event(&self) -> Option<Happened> {
+        // SAFETY: the context is open, and its file as long as it is.
+        let file = unsafe { BorrowedFd::borrow_raw((*self.context).async_fd) };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0) {
+            return None;
+        }
+        // SAFETY: an event waits, so that the call does not block; it is acknowledged before anything is destroyed,
+        // which would otherwise wait for that. A port event's element is a number.
+        unsafe {
+            let mut event: ffi::ibv_async_event = std::mem::zeroed();
+            if (self.library.ibv_get_async_event)(self.context, &raw mut event) != 0 {
+                return None;
+            }
+            (self.library.ibv_ack_async_event)(&raw mut event);
+            let is_mine = || event.element.port_num == c_int::from(self.port.number);
+            Some(match event.event_type {
+                ffi::IBV_EVENT_PORT_ERR if is_mine() => Happened::Down,
+                ffi::IBV_EVENT_PORT_ACTIVE if is_mine() => Happened::Up,
+                ffi::IBV_EVENT_DEVICE_FATAL => Happened::Fatal,
+                _ => Happened::Other,
+            })
+        }
+    }
+
+    fn keys(&self) -> (u32, u32) {
+        let region = self.region.as_ref().expect("`open_all` registers before it gives a device away");
+        // SAFETY: the registration is live.
+        unsafe { ((*region.handle).lkey, (*region.handle).rkey) }
+    }
+
+    /// Local key of the memory.
     pub(super) fn local_key(&self) -> u32 {
-        // SAFETY: registered in `open`.
-        unsafe { (*self.region).lkey }
+        self.keys().0
     }
 
-    /// Key by which peers write the segment.
+    /// Key by which peers write the memory.
     pub fn remote_key(&self) -> u32 {
-        // SAFETY: registered in `open`.
-        unsafe { (*self.region).rkey }
+        self.keys().1
     }
 
-    /// Address of the segment as peers name it.
-    pub fn address(&self) -> u64 {
-        self.segment.address() as u64
+    /// Address of the memory as peers name it.
+    pub const fn address(&self) -> u64 {
+        self.exposed.address
+    }
+
+    /// Size of the memory.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.exposed.bytes
+    }
+
+    /// Where the flag words lie in it.
+    pub(super) const fn words(&self) -> Words {
+        self.exposed.words
     }
 }
 
@@ -189,28 +337,21 @@ fn access() -> c_int {
     (ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE).0 as c_int
 }
 
-/// A region is freed by who asked for it, before the device.
 impl Nic for Device {
-    type Region = *mut ffi::ibv_mr;
+    type Region = Region;
 
-    fn register(&self, address: u64, bytes: u64) -> io::Result<*mut ffi::ibv_mr> {
+    fn register(&self, address: u64, bytes: u64) -> io::Result<Region> {
         // SAFETY: the domain is live; the kernel checks the range, and pins what it accepts.
-        let region = unsafe { (self.library.ibv_reg_mr)(self.domain, address as *mut _, bytes as usize, access()) };
-        if region.is_null() { Err(io::Error::last_os_error()) } else { Ok(region) }
+        let handle = unsafe { (self.library.ibv_reg_mr)(self.domain, address as *mut _, bytes as usize, access()) };
+        if handle.is_null() { Err(io::Error::last_os_error()) } else { Ok(Region { library: self.library, handle }) }
     }
 
-    fn register_dmabuf(
-        &self,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        bytes: u64,
-        address: u64,
-    ) -> io::Result<*mut ffi::ibv_mr> {
+    fn register_dmabuf(&self, fd: BorrowedFd<'_>, offset: u64, bytes: u64, address: u64) -> io::Result<Region> {
         let missing = || io::Error::other("this libibverbs has no ibv_reg_dmabuf_mr");
         let register = self.library.reg_dmabuf.ok_or_else(missing)?;
         // SAFETY: the domain is live, the file is open during the call, and the kernel keeps its own reference.
-        let region = unsafe { register(self.domain, offset, bytes as usize, address, fd.as_raw_fd(), access()) };
-        if region.is_null() { Err(io::Error::last_os_error()) } else { Ok(region) }
+        let handle = unsafe { register(self.domain, offset, bytes as usize, address, fd.as_raw_fd(), access()) };
+        if handle.is_null() { Err(io::Error::last_os_error()) } else { Ok(Region { library: self.library, handle }) }
     }
 }
 
@@ -241,13 +382,12 @@ fn open(library: &Library, wanted: &str) -> Result<*mut ffi::ibv_context, Transp
 
 impl Drop for Device {
     fn drop(&mut self) {
+        self.region = None;
         // SAFETY: endpoints hold the device in an Arc, so that no queue pair is left; each handle is freed once, and
         // the memory it registers after it.
         unsafe {
-            for region in [self.one.1, self.region] {
-                if !region.is_null() {
-                    (self.library.ibv_dereg_mr)(region);
-                }
+            if !self.one.1.is_null() {
+                (self.library.ibv_dereg_mr)(self.one.1);
             }
             if !self.domain.is_null() {
                 (self.library.ibv_dealloc_pd)(self.domain);

@@ -48,6 +48,8 @@ functions! {
     ibv_get_device_name(*mut ffi::ibv_device) -> *const c_char;
     ibv_open_device(*mut ffi::ibv_device) -> *mut ffi::ibv_context;
     ibv_close_device(*mut ffi::ibv_context) -> c_int;
+    ibv_get_async_event(*mut ffi::ibv_context, *mut ffi::ibv_async_event) -> c_int;
+    ibv_ack_async_event(*mut ffi::ibv_async_event) -> ();
     ibv_query_port(*mut ffi::ibv_context, u8, *mut ffi::ibv_port_attr) -> c_int;
     ibv_query_gid(*mut ffi::ibv_context, u8, c_int, *mut ffi::ibv_gid) -> c_int;
     ibv_alloc_pd(*mut ffi::ibv_context) -> *mut ffi::ibv_pd;

@@ -7,34 +7,37 @@
 //! queue wrote earlier.
 
 pub mod device;
+mod health;
 pub mod library;
 pub mod rc;
 pub mod srd;
 
-pub use device::{Device, Port};
+pub use device::{Device, Exposed, Port};
 pub use library::Library;
 
 use crate::transport::TransportError;
+use crate::transport::registration::Path as Way;
 use ibverbs_sys as ffi;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a rank tells its peers so that they can write to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     /// Its NICs, in the order of its rails.
     rails: Vec<RailCard>,
-    /// Address and size of its segment.
+    /// Address and size of its memory.
     address: u64,
     bytes: u64,
     /// Queue pairs by peer, then proxy, then index; index i is on rail i modulo the number of rails.
     queue_pairs: BTreeMap<u32, Vec<Vec<u32>>>,
 }
 
-/// A NIC, and the key by which it lets peers write the segment.
+/// A NIC, and the key by which it lets peers write its memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RailCard {
     gid: [u8; 16],
@@ -49,7 +52,7 @@ impl Card {
             let Port { gid, lid, mtu, .. } = device.port;
             RailCard { gid, lid, mtu, key: device.remote_key() }
         };
-        let (address, bytes) = (devices[0].address(), devices[0].segment.bytes());
+        let (address, bytes) = (devices[0].address(), devices[0].bytes());
         Self { rails: devices.iter().map(rail).collect(), address, bytes, queue_pairs }
     }
 
@@ -58,7 +61,7 @@ impl Card {
         let numbers = self.queue_pairs.get(&me).and_then(|proxies| proxies.get(proxy));
         match numbers {
             _ if self.rails.len() != own.len() => Err(mismatch(from, "has another number of rails")),
-            _ if self.bytes != own[0].device.segment.bytes() => Err(mismatch(from, "has a segment of another size")),
+            _ if self.bytes != own[0].device.bytes() => Err(mismatch(from, "has memory of another size")),
             Some(numbers) if numbers.len() == count => Ok(numbers),
             _ => Err(mismatch(from, "has other proxies or queue pairs")),
         }
@@ -73,6 +76,16 @@ fn mismatch(peer: u32, what: &str) -> TransportError {
 struct Rail {
     device: Arc<Device>,
     completions: *mut ffi::ibv_cq,
+}
+
+// SAFETY: the handle may be used from any thread; an endpoint has its rails for itself.
+unsafe impl Send for Rail {}
+
+impl Drop for Rail {
+    fn drop(&mut self) {
+        // SAFETY: made in `all` and destroyed once; endpoints destroy their queue pairs before they drop their rails.
+        unsafe { (self.device.library.ibv_destroy_cq)(self.completions) };
+    }
 }
 
 impl Rail {
@@ -108,10 +121,14 @@ fn describe(transport: &str, config: &VerbsConfig, rails: &[Rail]) -> String {
         let software = if rail.device.software { ", in software" } else { "" };
         format!("{} port {number} gid {gid_index}{software}", rail.device.name)
     };
+    let memory = match rails.first().map(|rail| rail.device.way) {
+        Some(way @ (Way::DmaBuf | Way::PeerMem)) => format!("GPU memory by {way}"),
+        _ => "host memory".to_owned(),
+    };
     let VerbsConfig { queue_pairs, in_flight_max, signal_every, .. } = config;
     let inline = if config.inline_flags { "inline flags" } else { "flags from memory" };
     format!(
-        "{transport} ({}; host memory; {queue_pairs} queue pairs per peer and NIC, {in_flight_max} in flight, a completion for {signal_every}, {inline})",
+        "{transport} ({}; {memory}; {queue_pairs} queue pairs per peer and NIC, {in_flight_max} in flight, a completion for {signal_every}, {inline})",
         rails.iter().map(nic).collect::<Vec<_>>().join(" + ")
     )
 }
@@ -141,6 +158,8 @@ pub struct VerbsConfig {
     pub timeout: u8,
     /// Retries before a peer counts as gone.
     pub retries: u8,
+    /// How long a queue pair may complete nothing while writes are on their way: for devices that retry for ever.
+    pub answer: Duration,
 }
 
 impl VerbsConfig {
@@ -151,7 +170,8 @@ impl VerbsConfig {
 }
 
 impl Default for VerbsConfig {
-    /// One NIC, 4 queue pairs, 64 writes in flight, a completion for every 8, inline flags, 7 retries of 67 ms.
+    /// One NIC, 4 queue pairs, 64 writes in flight, a completion for every 8, inline flags, 7 retries of 67 ms, 30 s for an
+    /// answer.
     fn default() -> Self {
         Self {
             nics: Vec::new(),
@@ -165,6 +185,7 @@ impl Default for VerbsConfig {
             inline_flags: true,
             timeout: 14,
             retries: 7,
+            answer: Duration::from_secs(30),
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Reliable connections: RDMA WRITE, with a flag write after it on the same queue pair or an immediate with it.
 //!
 //! A queue pair keeps order, so that the last write of a put tells of the whole put, and the completion of one request
-//! is that of all before it.
+//! is that of all before it. That is why a put stays on one NIC, however large: its flag would overtake the parts that
+//! went by another. Queues are spread over the NICs instead, and a schedule has several.
 
 use super::device::{NOT_THERE, failed, zero};
+use super::health::Health;
 use super::{Card, Completions, Device, Rail, VerbsConfig, describe};
 use crate::host::Wires;
-use crate::transport::{Command, Event, Notice, Order, Transport, TransportError, Word};
+use crate::transport::{Command, Event, Notice, Order, Transport, TransportError, Word, Words};
 use ibverbs_sys as ffi;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
@@ -53,6 +55,7 @@ struct Endpoint {
     first: BTreeMap<u32, usize>,
     /// A queue pair flushed its requests at this time, and nothing says why yet.
     flushed: Option<(Instant, u32)>,
+    health: Health,
     /// For each schedule queue of this proxy, which one of a peer's queue pairs: queue / proxies.
     proxies: u16,
 }
@@ -121,6 +124,7 @@ impl Endpoint {
             queue_pairs: Vec::new(),
             first: BTreeMap::new(),
             flushed: None,
+            health: Health::new(0),
             proxies,
         };
         for &peer in peers {
@@ -129,6 +133,7 @@ impl Endpoint {
                 endpoint.add(peer, index % devices.len())?;
             }
         }
+        endpoint.health = Health::new(endpoint.queue_pairs.len());
         Ok(endpoint)
     }
 
@@ -304,8 +309,8 @@ impl Endpoint {
     }
 
     /// The write of a 1 to a word.
-    fn flag(&self, at: usize, word: Word, slots: u32, signalled: bool) -> (ffi::ibv_send_wr, ffi::ibv_sge) {
-        let mut request = self.request(at, word.offset(slots), signalled);
+    fn flag(&self, at: usize, word: Word, words: Words, signalled: bool) -> (ffi::ibv_send_wr, ffi::ibv_sge) {
+        let mut request = self.request(at, words.offset(word), signalled);
         request.num_sge = 1;
         if self.config.inline_flags {
             request.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
@@ -340,7 +345,7 @@ impl Transport for Endpoint {
     fn post(&mut self, commands: &[Command]) -> Result<usize, TransportError> {
         let Some(&Command { peer, queue, .. }) = commands.first() else { return Ok(0) };
         let at = self.of(peer, queue)?;
-        let slots = self.rails[0].device.segment.slots();
+        let words = self.rails[0].device.words();
         let (mut requests, mut lists) =
             (Vec::with_capacity(2 * commands.len()), Vec::with_capacity(2 * commands.len()));
         let mut taken = 0;
@@ -374,7 +379,7 @@ impl Transport for Endpoint {
                 lists.push(ffi::ibv_sge { addr, length: command.bytes, lkey: device.local_key() });
             }
             if let Notice::Write(word) = command.notice {
-                let (request, list) = self.flag(at, word, slots, signalled);
+                let (request, list) = self.flag(at, word, words, signalled);
                 requests.push(request);
                 lists.push(list);
             }
@@ -387,13 +392,13 @@ impl Transport for Endpoint {
                 let other = self.of(peer, other)?;
                 if other == at {
                     // One queue pair serves both queues.
-                    let (mut request, list) = self.flag(at, word, slots, false);
+                    let (mut request, list) = self.flag(at, word, words, false);
                     request.wr_id = (at as u64) << 32 | u64::from(number);
                     requests.push(request);
                     lists.push(list);
                     self.queue_pairs[at].posted.back_mut().expect("just pushed").requests += 1;
                 } else {
-                    self.post_alone(other, word, slots)?;
+                    self.post_alone(other, word, words)?;
                 }
             }
         }
@@ -419,11 +424,32 @@ impl Transport for Endpoint {
         {
             return Err(TransportError::Flushed { peer });
         }
-        Ok(())
+        match self.health.look() {
+            Some(since) => self.look(since),
+            None => Ok(()),
+        }
     }
 }
 
 impl Endpoint {
+    /// Looks for what no completion says.
+    fn look(&mut self, since: Duration) -> Result<(), TransportError> {
+        self.rails.iter().try_for_each(|rail| rail.device.is_well())?;
+        for (at, qp) in self.queue_pairs.iter().enumerate() {
+            let waited = self.health.waited(at, !qp.posted.is_empty(), u64::from(qp.oldest), since);
+            if waited > self.config.answer {
+                // A flag that is posted alone has no command of its own.
+                let command = qp.posted.iter().find_map(|posted| posted.command).unwrap_or_default();
+                return Err(TransportError::NoAnswer {
+                    peer: qp.peer,
+                    waited_s: waited.as_secs(),
+                    command: Box::new(command),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// What a completion says.
     fn complete(&mut self, completion: &ffi::ibv_wc, events: &mut Vec<Event>) -> Result<(), TransportError> {
         let id = completion.wr_id();
@@ -452,8 +478,8 @@ impl Endpoint {
     }
 
     /// Posts a flag on a queue of its own.
-    fn post_alone(&mut self, at: usize, word: Word, slots: u32) -> Result<(), TransportError> {
-        let (mut request, list) = self.flag(at, word, slots, true);
+    fn post_alone(&mut self, at: usize, word: Word, words: Words) -> Result<(), TransportError> {
+        let (mut request, list) = self.flag(at, word, words, true);
         let qp = &mut self.queue_pairs[at];
         let number = qp.oldest.wrapping_add(qp.posted.len() as u32);
         request.wr_id = (at as u64) << 32 | u64::from(number);
@@ -464,13 +490,10 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // SAFETY: each handle was made here and is destroyed once, queue pairs before their completion queue.
+        // SAFETY: each handle was made here and is destroyed once, before the completion queue of its rail.
         unsafe {
             for qp in &self.queue_pairs {
                 (self.rails[qp.rail].device.library.ibv_destroy_qp)(qp.handle);
-            }
-            for Rail { device, completions } in &self.rails {
-                (device.library.ibv_destroy_cq)(*completions);
             }
         }
     }

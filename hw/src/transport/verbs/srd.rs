@@ -7,6 +7,7 @@
 //! completes on its own. An immediate consumes a receive.
 
 use super::device::{NOT_THERE, failed, zero};
+use super::health::Health;
 use super::{Card, Completions, Device, Rail, VerbsConfig, describe};
 use crate::host::Wires;
 use crate::transport::{Command, Event, Notice, Order, Transport, TransportError, Word};
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// `struct efadv_qp_init_attr` of rdma-core's `efadv.h`, whose layout CI compares.
 #[repr(C)]
@@ -71,6 +73,9 @@ struct Endpoint {
     queue_pairs: Vec<(*mut ffi::ibv_qp, *mut ffi::ibv_qp_ex)>,
     /// Requests in flight, by queue pair.
     in_flight: Vec<u32>,
+    /// Requests complete, by queue pair.
+    completed: Vec<u64>,
+    health: Health,
     peers: BTreeMap<u32, Peer>,
     /// Writes in flight by the number of their request, with their queue pair.
     posted: BTreeMap<u64, (usize, Option<Command>)>,
@@ -142,6 +147,8 @@ impl Endpoint {
             config: config.clone(),
             queue_pairs: Vec::new(),
             in_flight: Vec::new(),
+            completed: Vec::new(),
+            health: Health::new(usize::from(count) * devices.len()),
             peers: BTreeMap::new(),
             posted: BTreeMap::new(),
             next: 0,
@@ -183,6 +190,7 @@ impl Endpoint {
         };
         self.queue_pairs.push((handle, extended));
         self.in_flight.push(0);
+        self.completed.push(0);
         let states = [
             (
                 ffi::ibv_qp_state::IBV_QPS_INIT,
@@ -297,11 +305,11 @@ impl Transport for Endpoint {
     }
 
     fn post(&mut self, commands: &[Command]) -> Result<usize, TransportError> {
-        let slots = self.rails[0].device.segment.slots();
+        let words = self.rails[0].device.words();
         for (taken, command) in commands.iter().enumerate() {
             let at = self.of(command.queue);
-            let needed = 1 + u32::from(matches!(command.notice, Notice::WriteOn(..)));
-            if self.in_flight[at] + needed > self.config.in_flight_max {
+            let flag_at = if let Notice::WriteOn(_, other) = command.notice { Some(self.of(other)) } else { None };
+            if !has_room(&self.in_flight, &self.config, at, flag_at) {
                 return Ok(taken);
             }
             let word = match command.notice {
@@ -315,9 +323,9 @@ impl Transport for Endpoint {
             let local = Some((self.rails[0].device.address() + command.src, command.bytes));
             let id = self.write(at, command.peer, local, command.dst, word)?;
             self.posted.insert(id, (at, Some(*command)));
-            if let Notice::WriteOn(word, other) = command.notice {
-                let other = self.of(other);
-                let id = self.write(other, command.peer, None, word.offset(slots), None)?;
+            if let Notice::WriteOn(word, _) = command.notice {
+                let other = flag_at.unwrap_or(at);
+                let id = self.write(other, command.peer, None, words.offset(word), None)?;
                 self.posted.insert(id, (other, None));
             }
         }
@@ -330,11 +338,36 @@ impl Transport for Endpoint {
             let found = self.rails[rail].poll(&mut room)?;
             found.iter().try_for_each(|completion| self.complete(completion, events))?;
         }
-        Ok(())
+        match self.health.look() {
+            Some(since) => self.look(since),
+            None => Ok(()),
+        }
     }
 }
 
+/// Whether a write fits on a queue pair, and the flag that it has on `flag_at`. The cap is for writes: a flag apart fits
+/// as long as the queue does.
+fn has_room(in_flight: &[u32], config: &VerbsConfig, at: usize, flag_at: Option<usize>) -> bool {
+    in_flight[at] < config.in_flight_max.max(1)
+        && flag_at.is_none_or(|flag_at| in_flight[flag_at] + 1 < config.send_depth())
+}
+
 impl Endpoint {
+    /// Looks for what no completion says.
+    fn look(&mut self, since: Duration) -> Result<(), TransportError> {
+        self.rails.iter().try_for_each(|rail| rail.device.is_well())?;
+        for at in 0..self.queue_pairs.len() {
+            let waited = self.health.waited(at, self.in_flight[at] > 0, self.completed[at], since);
+            if waited > self.config.answer {
+                let oldest = self.posted.values().find(|(on, command)| *on == at && command.is_some());
+                let command = oldest.and_then(|(_, command)| *command).unwrap_or_default();
+                let (peer, waited_s) = (command.peer, waited.as_secs());
+                return Err(TransportError::NoAnswer { peer, waited_s, command: Box::new(command) });
+            }
+        }
+        Ok(())
+    }
+
     /// What a completion says.
     fn complete(&mut self, completion: &ffi::ibv_wc, events: &mut Vec<Event>) -> Result<(), TransportError> {
         let id = completion.wr_id();
@@ -352,6 +385,7 @@ impl Endpoint {
         }
         if let Some((at, command)) = posted {
             self.in_flight[at] -= 1;
+            self.completed[at] += 1;
             events.extend(command.map(Event::Sent));
             return Ok(());
         }
@@ -362,7 +396,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // SAFETY: each handle was made here and is destroyed once, queue pairs before their completion queue.
+        // SAFETY: each handle was made here and is destroyed once, queue pairs before the completion queue of their rail.
         unsafe {
             for (index, (handle, _)) in self.queue_pairs.iter().enumerate() {
                 (self.rails[index % self.rails.len()].device.library.ibv_destroy_qp)(*handle);
@@ -372,9 +406,20 @@ impl Drop for Endpoint {
                     (rail.device.library.ibv_destroy_ah)(*handle);
                 }
             }
-            for Rail { device, completions } in &self.rails {
-                (device.library.ibv_destroy_cq)(*completions);
-            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_write_in_flight_takes_its_flag_along() {
+        let config = VerbsConfig { in_flight_max: 1, ..VerbsConfig::default() };
+        assert!(has_room(&[0, 0], &config, 0, None));
+        assert!(has_room(&[0, 0], &config, 0, Some(1)) && has_room(&[0, 0], &config, 0, Some(0)));
+        assert!(!has_room(&[1, 0], &config, 0, None), "the cap");
+        assert!(has_room(&[0, 2], &config, 0, Some(1)) && !has_room(&[0, 3], &config, 0, Some(1)), "the queue of 4");
     }
 }
