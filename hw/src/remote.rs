@@ -220,10 +220,10 @@ impl Settled {
         let own = segments[session.place().rank as usize].clone();
         let own = own.ok_or_else(|| HwError::Party("this rank has no segment".to_owned()))?;
         let pinned = Arc::new(Pinned::new(device, own)?);
-        let shift = place.base + place.layout.buffer(0).0;
-        let from = place.beside.buffer(0).0;
+        // Buffers lie alike in both, so that the first one tells where all are.
+        let at = (place.base + place.layout.buffer(0).0, place.beside.buffer(0).0);
         let copier = |_: &Arc<Segment>| -> Result<Box<dyn Copier>, TransportError> {
-            let copies = Copies::new(device, pinned.clone(), (shift, from));
+            let copies = Copies::new(device, pinned.clone(), at);
             copies.map(|copies| Box::new(copies) as Box<dyn Copier>).map_err(copies_failed)
         };
         let landings = Arc::new(incoming.landings.clone());
