@@ -9,9 +9,11 @@
 
 use crate::cli::CalibrateArgs;
 use crate::compare::{self, Joined};
+use crate::data::Sheet;
 use crate::document::Document;
 use crate::error::ExperimentError;
 use crate::experiment::Experiment;
+use crate::fills;
 use crate::measure;
 use crate::measure_row::{self as row, MeasuredRow};
 use crate::plan::Source;
@@ -19,7 +21,7 @@ use crate::progress;
 use crate::provenance::Output;
 use crate::table::Table;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tilewire_hw::measure::spread;
 use tilewire_hw::readings;
 use tilewire_sim::Machine;
@@ -36,6 +38,11 @@ const EXPERIMENTS: [(&str, &str); 10] = [
     ("merges", include_str!("../measured/fit/merges.toml")),
     ("gemm_rs_2x8", include_str!("../measured/fit/gemm_rs_2x8.toml")),
     ("ag_gemm_2x8", include_str!("../measured/fit/ag_gemm_2x8.toml")),
+];
+/// Those whose timelines give what the first tile of a CTA takes beyond the others.
+const FILLS: [(&str, &str); 2] = [
+    ("gemm_fills", include_str!("../measured/fit/gemm_fills.toml")),
+    ("attention_fills", include_str!("../measured/fit/attention_fills.toml")),
 ];
 /// Machine that stands for the GPU here.
 const MACHINE: &str = "h200-1gpu";
@@ -71,17 +78,7 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     let mut files = args.rows.clone();
     if files.is_empty() {
         for (name, text) in EXPERIMENTS {
-            let experiment = Experiment::new(name.into(), &Document::new(format!("{name}.toml"), text), &source, 0)?;
-            let options = measure::Options {
-                cache: args.cache.clone(),
-                budget_s: None,
-                unchecked: false,
-                timelines: false,
-                reach: None,
-            };
-            let root = args.output.join(name);
-            measure::execute(&experiment, &source, &root, &options, None)?;
-            files.push(root.join("rows.csv"));
+            files.push(measured(name, text, args, &source, false)?.join("rows.csv"));
         }
     }
     let mut rows = Vec::new();
@@ -90,15 +87,22 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     }
     let mut machine = source.machine_or(MACHINE)?;
     let text = source.machine_text(&machine)?;
-    let probed = match (&args.readings, args.rows.is_empty()) {
-        (Some(file), _) => read_quantities(file)?,
-        (None, true) => readings::read()
-            .map_err(ExperimentError::NoHardware)?
-            .into_iter()
-            .map(|quantity| (quantity.name.to_owned(), quantity.how.to_owned(), quantity.readings))
-            .collect(),
-        (None, false) => Vec::new(),
-    };
+    let mut probed = Vec::new();
+    for file in &args.readings {
+        read_quantities(file, &mut probed)?;
+    }
+    let mut fills = args.fills.clone();
+    if args.readings.is_empty() && args.rows.is_empty() {
+        let read = readings::read().map_err(ExperimentError::NoHardware)?;
+        probed.extend(read.into_iter().map(|q| (q.name.to_owned(), q.how.to_owned(), q.readings)));
+        for (name, text) in FILLS {
+            fills.push(measured(name, text, args, &source, true)?);
+        }
+    }
+    for folder in &fills {
+        let (name, readings) = fills::readings(&fills::files(folder)?, &source)?;
+        probed.push((name.to_owned(), fills::HOW.to_owned(), readings));
+    }
     let mut fits = arithmetic(&rows);
     fits.extend(from_quantities(&probed));
     for fit in &fits {
@@ -126,12 +130,41 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
         output.write("readings.csv", &quantities_csv(&probed))?;
     }
     Ok(format!(
-        "{} rows of {}\n\n{}\nwrote {}\nnot calibrated: fills, flags.local_ns and interpreter.claim_ns keep the values of {MACHINE}\n",
+        "{} rows of {}\n\n{}\n{}wrote {}\nnot calibrated: flags.local_ns and interpreter.claim_ns keep the values of {MACHINE}\n",
         rows.len(),
         rows[0].text("gpu"),
         table.render(2),
+        attention_fill(&probed),
         output.path(&format!("{}.toml", machine.name)).display()
     ))
+}
+
+/// What the model does not have: an attention tile takes the same whether it was fetched ahead or not.
+fn attention_fill(probed: &[Read]) -> String {
+    let Some((_, _, readings)) = probed.iter().find(|(name, ..)| name == fills::ATTENTION) else {
+        return String::new();
+    };
+    let [low, value, high] = spread(readings.clone());
+    format!(
+        "read, but no parameter of the model: the first attention tile of a CTA takes {value:.0} ns ({low:.0} to {high:.0}) \
+         more than the ones after it\n"
+    )
+}
+
+/// Measures the points of an experiment that are not measured yet; returns its directory.
+fn measured(
+    name: &str,
+    text: &str,
+    args: &CalibrateArgs,
+    source: &Source,
+    timelines: bool,
+) -> Result<PathBuf, ExperimentError> {
+    let experiment = Experiment::new(name.into(), &Document::new(format!("{name}.toml"), text), source, 0)?;
+    let options =
+        measure::Options { cache: args.cache.clone(), budget_s: None, unchecked: false, timelines, reach: None };
+    let root = args.output.join(name);
+    measure::execute(&experiment, source, &root, &options, None)?;
+    Ok(root)
 }
 
 /// Where a file of rows is kept, and what it was measured with.
@@ -294,6 +327,7 @@ fn from_quantities(probed: &[Read]) -> Vec<Fitted> {
         of("proxy.fifo_latency_ns", "host_round_trip_ns", 0.5),
         of("proxy.push_ns", "fifo_push_ns", 1.0),
         of("launch.dependent_us", "launch_gap_ns", 1e-3),
+        of("gemm.pipelined.fill_ns", fills::GEMM, 1.0),
     ]
     .into_iter()
     .flatten()
@@ -310,20 +344,21 @@ fn quantities_csv(probed: &[Read]) -> String {
     csv
 }
 
-/// The quantities of a file that `calibrate` wrote.
-fn read_quantities(file: &Path) -> Result<Vec<Read>, ExperimentError> {
-    let fail = |message: String| ExperimentError::Read { file: file.to_owned(), message };
-    let mut reader =
-        csv::ReaderBuilder::new().comment(Some(b'#')).from_path(file).map_err(|error| fail(error.to_string()))?;
-    let mut probed: Vec<Read> = Vec::new();
-    for record in reader.deserialize() {
-        let (name, _, value, how): (String, usize, f64, String) = record.map_err(|error| fail(error.to_string()))?;
-        match probed.iter_mut().find(|(known, ..)| *known == name) {
+/// Adds the quantities of a file that `calibrate` wrote.
+fn read_quantities(file: &Path, probed: &mut Vec<Read>) -> Result<(), ExperimentError> {
+    let sheet = Sheet::read(file)?;
+    let columns = sheet.find(["quantity", "reading", "value", "how"])?;
+    for row in &sheet.rows {
+        let [name, number, value, how] = columns.map(|column| sheet.cell(row, column));
+        number.required("a whole number", |_: &u64| true)?;
+        let value = value.required("a number", |value: &f64| value.is_finite())?;
+        let name = name.filled()?;
+        match probed.iter_mut().find(|(known, ..)| known == name) {
             Some((.., readings)) => readings.push(value),
-            None => probed.push((name, how, vec![value])),
+            None => probed.push((name.to_owned(), how.text.to_owned(), vec![value])),
         }
     }
-    Ok(probed)
+    Ok(())
 }
 
 /// By what part of its FLOPs attention meets the power limit of a GEMM: from the clocks of tiles alone.

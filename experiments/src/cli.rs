@@ -368,14 +368,19 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "MEASURED.csv")]
     pub rows: Vec<PathBuf>,
     /// Calibrate the wire between two ranks that are processes, and the host device on both, instead of a GPU.
-    #[arg(long, conflicts_with_all = ["rows", "readings", "cite", "cache"])]
+    #[arg(long, conflicts_with_all = ["rows", "readings", "fills", "cite", "cache"])]
     pub fabric: bool,
     /// Ranks that are processes.
     #[command(flatten)]
     pub ranks: RankArgs,
-    /// Readings of flags, FIFO and launches that `calibrate` wrote; without it they are read when rows are measured.
+    /// Readings of flags, FIFO, launches and fills that `calibrate` wrote; without it they are read when rows are measured.
+    /// May be repeated.
     #[arg(long, value_name = "READINGS.csv")]
-    pub readings: Option<PathBuf>,
+    pub readings: Vec<PathBuf>,
+    /// What `measure --timelines` wrote for experiments/measured/fit/gemm_fills.toml or attention_fills.toml; may be
+    /// repeated.
+    #[arg(long, value_name = "DIR")]
+    pub fills: Vec<PathBuf>,
     /// What the machine file cites as the place of the rows.
     #[arg(long, value_name = "TEXT")]
     pub cite: Option<String>,

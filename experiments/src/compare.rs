@@ -4,7 +4,9 @@
 //! that were not measured alike are refused.
 
 use crate::cli::CompareArgs;
-use crate::compare_plots;
+use crate::compare_plots::{self, Plot};
+use crate::compare_tables::{self, Shown};
+use crate::compare_waits;
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::measure_row::{self as row, MeasuredRow};
@@ -12,20 +14,10 @@ use crate::plan::{Case, Source, flagged};
 use crate::plot;
 use crate::progress;
 use crate::provenance::Output;
-use crate::table::Table;
 use rayon::prelude::*;
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
-use tilewire_sim::OverlapReason;
-
-/// Rows of the table of worst ones.
-const WORST: usize = 8;
-/// A total that is this good while a phase is not is called out.
-const TOTAL_AGREES: f64 = 0.05;
-/// See [`TOTAL_AGREES`].
-const PHASE_DISAGREES: f64 = 0.10;
 
 /// The times that both sides have.
 pub const PHASES: [&str; 3] = ["time_us", "compute_only_us", "comm_only_us"];
@@ -65,7 +57,7 @@ pub fn quantile(values: &[f64], share: f64) -> f64 {
 
 impl Joined {
     /// The pair whose measured (0) or predicted (1) time is least.
-    fn best(&self, side: usize) -> &Pair {
+    pub fn best(&self, side: usize) -> &Pair {
         let time = |pair: &&Pair| if side == 0 { pair.phases[0].0 } else { pair.phases[0].1 };
         self.pairs.iter().min_by(|a, b| time(a).total_cmp(&time(b))).expect("a joined schedule has rows")
     }
@@ -75,15 +67,8 @@ impl Joined {
         self.best(1).phases[0].0 / self.best(0).phases[0].0 - 1.0
     }
 
-    /// Bulk-synchronous over fused, measured and predicted: the best compute phase, then the best communication phase.
-    pub fn fused_gain(&self) -> (f64, f64) {
-        let least = |of: fn(&Pair) -> f64| self.pairs.iter().map(of).fold(f64::NAN, f64::min);
-        let measured = least(|p| p.phases[1].0) + least(|p| p.phases[2].0);
-        let predicted = least(|p| p.phases[1].1) + least(|p| p.phases[2].1);
-        (measured / self.best(0).phases[0].0 - 1.0, predicted / self.best(1).phases[0].1 - 1.0)
-    }
-
-    fn errors(&self, phase: usize) -> Vec<f64> {
+    /// Errors of a phase, of the rows that have it.
+    pub fn errors(&self, phase: usize) -> Vec<f64> {
         // Phases are not measured with a GPU per rank.
         self.pairs.iter().map(|pair| pair.phases[phase]).filter(|times| times.0.is_finite()).map(error).collect()
     }
@@ -98,21 +83,28 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let (rows, left_out) = rows(&args.files)?;
     let joined = join(rows, &source)?;
+    let recorded = compare_waits::recorded(&joined, &source)?;
     let machines: BTreeMap<&str, _> =
         joined.iter().map(|j| (j.case.target.machine.name.as_str(), &j.case.target.machine)).collect();
     let machines: Vec<_> = machines.into_values().collect();
     let output = Output::create(&args.output, "compare", None, None, &source, &machines)?;
     let mut files = vec![output.path("pairs.csv"), output.path("shapes.csv")];
-    write_csv(&files[0], &pairs_csv(&joined))?;
-    write_csv(&files[1], &shapes_csv(&joined))?;
-    for (name, drawing) in compare_plots::plots(&joined) {
+    write_csv(&files[0], &compare_tables::pairs_csv(&joined))?;
+    write_csv(&files[1], &compare_tables::shapes_csv(&joined))?;
+    if !recorded.is_empty() {
+        files.push(output.path("waits.csv"));
+        write_csv(&files[2], &compare_waits::csv(&recorded))?;
+    }
+    for (name, drawing) in compare_plots::plots(&joined, &recorded) {
         files.extend(match drawing {
-            compare_plots::Plot::Line(line) => plot::save(&line, &output.path(&name))?,
-            compare_plots::Plot::Scatter(scatter) => plot::save(&scatter, &output.path(&name))?,
+            Plot::Line(line) => plot::save(&line, &output.path(&name))?,
+            Plot::Scatter(scatter) => plot::save(&scatter, &output.path(&name))?,
+            Plot::Bars(bars) => plot::save(&bars, &output.path(&name))?,
         });
     }
     let summary = Summary::new(&joined);
-    let mut text = if args.json { json_text(&joined, &summary, left_out) } else { text(&joined, &summary, left_out) };
+    let shown = Shown { joined: &joined, summary: &summary, left_out, recorded: &recorded };
+    let mut text = if args.json { compare_tables::json_text(&shown) } else { compare_tables::text(&shown) };
     if !args.json {
         for file in files.iter().filter(|file| file.extension().is_none_or(|e| e != "svg")) {
             let _ = writeln!(text, "wrote {}", file.display());
@@ -220,14 +212,18 @@ pub fn join(rows: Vec<MeasuredRow>, source: &Source) -> Result<Vec<Joined>, Expe
 }
 
 /// Errors over all rows.
-struct Summary {
-    median: f64,
-    p95: f64,
-    split_cost: f64,
+pub struct Summary {
+    /// Of the whole schedule.
+    pub median: f64,
+    /// Likewise.
+    pub p95: f64,
+    /// Of the recommended split, median over shapes.
+    pub split_cost: f64,
 }
 
 impl Summary {
-    fn new<'a>(joined: impl IntoIterator<Item = &'a Joined> + Clone) -> Self {
+    /// Of these schedules.
+    pub fn new<'a>(joined: impl IntoIterator<Item = &'a Joined> + Clone) -> Self {
         let errors: Vec<f64> = joined.clone().into_iter().flat_map(|j| j.errors(0)).collect();
         let costs: Vec<f64> = joined.into_iter().filter(|j| j.pairs.len() > 1).map(Joined::split_cost).collect();
         Self { median: quantile(&errors, 0.5), p95: quantile(&errors, 0.95), split_cost: quantile(&costs, 0.5) }
@@ -239,230 +235,6 @@ fn write_csv(file: &Path, rows: &[Vec<String>]) -> Result<(), ExperimentError> {
     let mut writer = csv::Writer::from_path(file).map_err(write)?;
     rows.iter().try_for_each(|row| writer.write_record(row)).map_err(write)?;
     writer.flush().map_err(|error| ExperimentError::write(file, error))
-}
-
-fn pairs_csv(joined: &[Joined]) -> Vec<Vec<String>> {
-    let mut head = row::columns();
-    for phase in PHASES {
-        head.extend([format!("predicted_{phase}"), format!("predicted_over_measured_{phase}")]);
-    }
-    head.extend(["predicted_overlap", "predicted_overlap_reason", "predicted_bound_by"].map(str::to_owned));
-    let mut rows = vec![head];
-    for pair in joined.iter().flat_map(|j| &j.pairs) {
-        let mut fields: Vec<String> = row::columns().iter().map(|name| pair.row.text(name).to_owned()).collect();
-        for (measured, predicted) in pair.phases {
-            let ratio = if measured.is_finite() { format!("{:.4}", predicted / measured) } else { String::new() };
-            fields.extend([format!("{predicted:.3}"), ratio]);
-        }
-        let bound: String = pair.answer.prediction.bound_by.clone().into();
-        let reason = pair.answer.prediction.overlap_reason.map_or("", OverlapReason::name).to_owned();
-        fields.extend([format!("{:.3}", pair.answer.prediction.overlap), reason, bound]);
-        rows.push(fields);
-    }
-    rows
-}
-
-fn shapes_csv(joined: &[Joined]) -> Vec<Vec<String>> {
-    let head = [
-        "kernel",
-        "cluster",
-        "shape",
-        "clock",
-        "rows",
-        "median_error",
-        "p95_error",
-        "worst_error",
-        "compute_only_median_error",
-        "comm_only_median_error",
-        "best_split",
-        "best_time_us",
-        "recommended_split",
-        "recommended_measured_us",
-        "split_cost",
-        "measured_fused_gain",
-        "predicted_fused_gain",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for j in joined {
-        let split = |pair: &Pair| pair.answer.split.to_string().replace(',', ";");
-        let whole = j.errors(0);
-        let (measured, predicted) = j.fused_gain();
-        rows.push(vec![
-            j.case.name.to_owned(),
-            j.case.target.to_string(),
-            j.case.problem.to_string().replace(',', ";"),
-            j.clock.clone(),
-            j.pairs.len().to_string(),
-            format!("{:.4}", quantile(&whole, 0.5)),
-            format!("{:.4}", quantile(&whole, 0.95)),
-            format!("{:.4}", quantile(&whole, 1.0)),
-            format!("{:.4}", quantile(&j.errors(1), 0.5)),
-            format!("{:.4}", quantile(&j.errors(2), 0.5)),
-            split(j.best(0)),
-            format!("{:.3}", j.best(0).phases[0].0),
-            split(j.best(1)),
-            format!("{:.3}", j.best(1).phases[0].0),
-            format!("{:.4}", j.split_cost()),
-            format!("{measured:.4}"),
-            format!("{predicted:.4}"),
-        ]);
-    }
-    rows
-}
-
-fn percent(value: f64) -> String {
-    format!("{:.1}%", value * 100.0)
-}
-
-/// A line per kernel, the worst first.
-fn by_kernel(joined: &[Joined]) -> Table {
-    let mut kernels: BTreeMap<&str, Vec<&Joined>> = BTreeMap::new();
-    for j in joined {
-        kernels.entry(j.case.name).or_default().push(j);
-    }
-    let mut lines: Vec<(&str, Vec<&Joined>, Summary)> = kernels
-        .into_iter()
-        .map(|(kernel, joined)| {
-            let summary = Summary::new(joined.iter().copied());
-            (kernel, joined, summary)
-        })
-        .collect();
-    lines.sort_by(|a, b| b.2.median.total_cmp(&a.2.median));
-    let mut table = Table::new(["kernel", "shapes", "rows", "median", "p95", "split cost"]);
-    for (kernel, joined, summary) in lines {
-        let rows: usize = joined.iter().map(|j| j.pairs.len()).sum();
-        let percents = [summary.median, summary.p95, summary.split_cost].map(percent);
-        table.row([kernel.to_owned(), joined.len().to_string(), rows.to_string()].into_iter().chain(percents));
-    }
-    table
-}
-
-fn text(joined: &[Joined], summary: &Summary, left_out: usize) -> String {
-    let mut out = String::new();
-    let rows: usize = joined.iter().map(|j| j.pairs.len()).sum();
-    let first = &joined[0].pairs[0].row;
-    let _ = writeln!(
-        out,
-        "{rows} rows of {} schedules, measured on {} ({}, revision {}), {}\n",
-        joined.len(),
-        first.text("gpu"),
-        first.text("date"),
-        first.text("revision"),
-        first.text("transport")
-    );
-    let mut table = Table::new([
-        "kernel",
-        "cluster",
-        "shape",
-        "clock",
-        "rows",
-        "median",
-        "p95",
-        "worst",
-        "compute only",
-        "comm only",
-        "split cost",
-        "fused gain measured",
-        "predicted",
-    ]);
-    let mut worst_first: Vec<&Joined> = joined.iter().collect();
-    worst_first.sort_by(|a, b| quantile(&b.errors(0), 0.5).total_cmp(&quantile(&a.errors(0), 0.5)));
-    for j in &worst_first {
-        let whole = j.errors(0);
-        let (measured, predicted) = j.fused_gain();
-        table.row([
-            j.case.name.to_owned(),
-            j.case.target.to_string(),
-            j.case.problem.to_string(),
-            j.clock.clone(),
-            j.pairs.len().to_string(),
-            percent(quantile(&whole, 0.5)),
-            percent(quantile(&whole, 0.95)),
-            percent(quantile(&whole, 1.0)),
-            percent(quantile(&j.errors(1), 0.5)),
-            percent(quantile(&j.errors(2), 0.5)),
-            percent(j.split_cost()),
-            percent(measured),
-            percent(predicted),
-        ]);
-    }
-    out += &table.without_constants(&["kernel", "cluster", "shape"]).render(2);
-
-    let mut worst: Vec<&Pair> = joined.iter().flat_map(|j| &j.pairs).collect();
-    worst.sort_by(|a, b| error(b.phases[0]).total_cmp(&error(a.phases[0])));
-    let mut table = Table::new(["worst rows", "shape", "split", "measured_us", "predicted_us", "off", "bound_by"]);
-    for pair in worst.iter().take(WORST) {
-        let (measured, predicted) = pair.phases[0];
-        let bound: String = pair.answer.prediction.bound_by.clone().into();
-        let shape: Vec<String> = pair.answer.shape.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        table.row([
-            format!("{} {}", pair.answer.kernel, pair.answer.cluster),
-            shape.join(","),
-            pair.answer.split.to_string(),
-            format!("{measured:.1}"),
-            format!("{predicted:.1}"),
-            format!("{:+.1}%", (predicted / measured - 1.0) * 100.0),
-            bound,
-        ]);
-    }
-    let _ = write!(out, "\n{}", table.render(2));
-
-    let _ = write!(out, "\n{}", by_kernel(joined).render(2));
-
-    let deceiving = joined.iter().flat_map(|j| &j.pairs).filter(|pair| deceives(pair)).count();
-    let _ = writeln!(
-        out,
-        "\nerror {} median, {} at the 95th percentile; the recommended split costs {} (median over shapes)",
-        percent(summary.median),
-        percent(summary.p95),
-        percent(summary.split_cost)
-    );
-    let _ = writeln!(
-        out,
-        "{deceiving} rows agree in total (within {}) while a phase that matters is off by more than {}",
-        percent(TOTAL_AGREES),
-        percent(PHASE_DISAGREES)
-    );
-    if left_out > 0 {
-        let _ = writeln!(out, "{left_out} rows left out: not measured, or with wrong outputs");
-    }
-    out
-}
-
-/// The total agrees, but a phase that takes a fifth of it or more does not.
-fn deceives(pair: &Pair) -> bool {
-    let matters = |phase: (f64, f64)| phase.0.max(phase.1) > 0.2 * pair.phases[0].0;
-    error(pair.phases[0]) <= TOTAL_AGREES
-        && pair.phases[1..].iter().any(|&phase| matters(phase) && error(phase) > PHASE_DISAGREES)
-}
-
-fn json_text(joined: &[Joined], summary: &Summary, left_out: usize) -> String {
-    let shapes: Vec<_> = joined
-        .iter()
-        .map(|j| {
-            let (measured, predicted) = j.fused_gain();
-            json!({
-                "case": j.case.to_string(),
-                "clock": j.clock,
-                "rows": j.pairs.len(),
-                "median_error": quantile(&j.errors(0), 0.5),
-                "p95_error": quantile(&j.errors(0), 0.95),
-                "split_cost": j.split_cost(),
-                "measured_fused_gain": measured,
-                "predicted_fused_gain": predicted,
-            })
-        })
-        .collect();
-    json!({
-        "rows": joined.iter().map(|j| j.pairs.len()).sum::<usize>(),
-        "left_out": left_out,
-        "median_error": summary.median,
-        "p95_error": summary.p95,
-        "split_cost": summary.split_cost,
-        "shapes": shapes,
-    })
-    .to_string()
-        + "\n"
 }
 
 #[cfg(test)]

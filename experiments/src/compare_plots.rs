@@ -1,8 +1,11 @@
-//! The plots of a comparison: all rows against the line of equality, phases likewise, and time against the split.
+//! The plots of a comparison: all rows against the line of equality, phases likewise, how far each phase is off, time
+//! against the split, and who waited for whom.
 
 use crate::compare::{Joined, Pair};
+use crate::compare_waits::{self, Recorded};
 use crate::plot::Frame;
 use crate::plot::axis::Spread;
+use crate::plot::bars::BarPlot;
 use crate::plot::line::{LinePlot, Panel, Series};
 use crate::plot::scatter::{DotSeries, ScatterPlot};
 use crate::plot::style::{FUSED, KERNELS, OVERLAP, UNFUSED};
@@ -21,12 +24,17 @@ pub enum Plot {
     Line(LinePlot),
     /// Dots against the line of equality.
     Scatter(ScatterPlot),
+    /// Bars side by side.
+    Bars(BarPlot),
 }
 
 /// Names and plots.
-pub fn plots(joined: &[Joined]) -> Vec<(String, Plot)> {
-    let mut plots =
-        vec![("scatter".to_owned(), Plot::Scatter(totals(joined))), ("phases".into(), Plot::Scatter(phases(joined)))];
+pub fn plots(joined: &[Joined], recorded: &[Recorded]) -> Vec<(String, Plot)> {
+    let mut plots = vec![
+        ("scatter".to_owned(), Plot::Scatter(totals(joined))),
+        ("phases".into(), Plot::Scatter(phases(joined))),
+        ("phase_errors".into(), Plot::Line(phase_errors(joined))),
+    ];
     for (g, j) in joined.iter().enumerate().take(MAX_SHAPES) {
         if let Some(role) = varying(j) {
             let name =
@@ -34,12 +42,43 @@ pub fn plots(joined: &[Joined]) -> Vec<(String, Plot)> {
             plots.push((name, Plot::Line(against(j, role))));
         }
     }
+    let waits = compare_waits::plots(recorded, &measured_by(joined)).into_iter();
+    plots.extend(waits.map(|(name, plot)| (name, Plot::Bars(plot))));
     plots
 }
 
-fn sources(joined: &[Joined]) -> String {
+fn measured_by(joined: &[Joined]) -> String {
     let row = &joined[0].pairs[0].row;
-    footer(&format!("measured {} on {}, revision {}", row.text("date"), row.text("gpu"), row.text("revision")))
+    format!("measured {} on {}, revision {}", row.text("date"), row.text("gpu"), row.text("revision"))
+}
+
+/// How many rows are off by how much, phase by phase.
+fn phase_errors(joined: &[Joined]) -> LinePlot {
+    let series = [("whole", FUSED, 0), ("compute alone", OVERLAP, 1), ("communication alone", UNFUSED, 2)]
+        .into_iter()
+        .filter_map(|(name, color, phase)| {
+            let mut errors: Vec<f64> = joined.iter().flat_map(|j| j.errors(phase)).collect();
+            errors.sort_by(f64::total_cmp);
+            let share = |i: usize| (i + 1) as f64 / errors.len() as f64 * 100.0;
+            let line: Vec<(f64, f64)> = errors.iter().enumerate().map(|(i, &e)| (share(i), e * 100.0)).collect();
+            (!line.is_empty()).then(|| Series::line(name, color, line))
+        })
+        .collect();
+    LinePlot {
+        frame: Frame {
+            title: "Error of the prediction, phase by phase".into(),
+            subtitle: "the larger of predicted and measured over the smaller, less 1; rows in order of their own error"
+                .into(),
+            footer: footer(&measured_by(joined)),
+        },
+        x_name: "rows that are off by less [%]".into(),
+        x_spread: Spread::Linear,
+        panels: vec![Panel { y_name: "off by [%]".into(), with_zero: true, series }],
+    }
+}
+
+fn sources(joined: &[Joined]) -> String {
+    footer(&measured_by(joined))
 }
 
 fn totals(joined: &[Joined]) -> ScatterPlot {

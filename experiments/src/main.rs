@@ -16,6 +16,8 @@ mod checked;
 mod cli;
 mod compare;
 mod compare_plots;
+mod compare_tables;
+mod compare_waits;
 #[allow(dead_code, reason = "comparisons and calibration read the rest of it")]
 mod data;
 mod doctor;
@@ -24,6 +26,7 @@ mod engine;
 mod error;
 mod experiment;
 mod figures;
+mod fills;
 mod fit;
 mod in_order;
 mod lock;

@@ -285,10 +285,10 @@ fn machine_files_are_refused_at_line_and_key() {
         (with_value("true"), "gpu.hbm_gbs.value: invalid type"),
         (with_value("[1]"), "gpu.hbm_gbs.value: invalid type"),
         (
-            hbm.replace("date = \"2026-11-29\"", "date = \"2026-11-31\""),
+            hbm.replace("date = \"2026-11-30\"", "date = \"2026-11-31\""),
             "gpu.hbm_gbs.date = \"2026-11-31\", allowed: a day",
         ),
-        (hbm.replace("date = \"2026-11-29\"", "date = \"\""), "allowed: a day, YYYY-MM-DD"),
+        (hbm.replace("date = \"2026-11-30\"", "date = \"\""), "allowed: a day, YYYY-MM-DD"),
         (hbm.replace("kind = \"", "kind = \"un"), "unknown variant"),
         (hbm.replace("hbm_gbs", "hbm_gb"), "unknown field `hbm_gb`"),
         (format!("{hbm} x"), ""),

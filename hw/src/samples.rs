@@ -4,6 +4,7 @@ use crate::device::HwError;
 use crate::launch::Runner;
 use crate::measure::{Compared, Inputs, number};
 use crate::values::random::mix;
+use std::ops::Range;
 
 use tilewire_kernels::schedule::{BufferId, BufferUse, Op};
 use tilewire_kernels::{Kernel, Offset, Problem, Rank, Schedule, Spec};
@@ -20,8 +21,9 @@ struct Element {
 /// Some outputs of a rank, spread over all of them, and what they must be.
 pub struct Samples {
     elements: Vec<Element>,
-    /// Output elements of this rank that no task writes: buffers are as long as the rank with the most needs them.
-    unwritten: u64,
+    /// Bytes of the output that tasks of this rank write, in order; none where they write all. Buffers are as long as the
+    /// rank with the most needs them.
+    written: Option<Vec<Range<u64>>>,
 }
 
 /// `count` outputs of a rank; none for shapes that no rule here covers.
@@ -33,7 +35,7 @@ pub fn samples(
     rank: Rank,
     count: u64,
 ) -> Option<Samples> {
-    let mut unwritten = 0;
+    let mut written = None;
     let elements = match spec.problem {
         Problem::Gemm { .. } => {
             let (product, buffer) = (product(kernel, spec, rank)?, output(schedule)?);
@@ -41,8 +43,8 @@ pub fn samples(
         }
         Problem::Moe { .. } => {
             let experts = Experts::new(schedule, rank);
-            unwritten = experts.unwritten(schedule);
-            (0..count).map(|sample| experts.element(spec, inputs, mix(sample))).collect()
+            written = Some(experts.written());
+            (0..count).filter_map(|sample| experts.element(spec, inputs, mix(sample))).collect()
         }
         Problem::Attention { .. } => {
             let merges = if spec.options.word("ring") == "true_ring" { 0 } else { schedule.cluster.ranks() as u32 - 1 };
@@ -51,11 +53,12 @@ pub fn samples(
             (0..count.div_ceil(32)).flat_map(row).collect()
         }
     };
-    Some(Samples { elements, unwritten })
+    Some(Samples { elements, written })
 }
 
 impl Samples {
-    /// Compares them with what the runner's first rank holds, and looks for poison in all other outputs.
+    /// Compares them with what the runner's first rank holds, and looks for poison in all outputs that are written, and for
+    /// numbers in those that are not.
     ///
     /// # Errors
     /// [`HwError::Cuda`].
@@ -64,7 +67,8 @@ impl Samples {
         for (index, buffer) in schedule.buffers.iter().enumerate().filter(|(_, b)| b.usage == BufferUse::Output) {
             let (size, halves) = (buffer.dtype.bytes(), buffer.bytes / 2);
             let got: Vec<u16> = runner.arenas[index].read(halves as usize)?;
-            compared.wrong += poisoned(&got, size).abs_diff(self.unwritten);
+            let all = 0..buffer.bytes;
+            compared.wrong += misplaced(&got, size, self.written.as_deref().unwrap_or(std::slice::from_ref(&all)));
             for element in self.elements.iter().filter(|element| usize::from(element.buffer.0) == index) {
                 let have = number(&got, element.byte, size);
                 compared.add(have, element.want, element.magnitude, element.roundings);
@@ -74,17 +78,31 @@ impl Samples {
     }
 }
 
-/// Elements of `size` bytes that are not numbers, counted by several threads: outputs are large.
-fn poisoned(halves: &[u16], size: u64) -> u64 {
+/// Elements of `size` bytes in `written` that are no numbers, and those outside that are. Counted by several threads:
+/// outputs are large.
+fn misplaced(halves: &[u16], size: u64, written: &[Range<u64>]) -> u64 {
     const PART: usize = 1 << 22;
-    let is_poison = |part: &[u16]| {
-        let bytes = (0..part.len() as u64 * 2).step_by(size as usize);
-        bytes.filter(|&byte| number(part, byte, size).is_nan()).count() as u64
+    let count = |bytes: Range<u64>, poison: bool| {
+        let elements = bytes.step_by(size as usize);
+        elements.filter(|&byte| number(halves, byte, size).is_nan() == poison).count() as u64
+    };
+    let of_part = |part: Range<u64>| {
+        let (mut wrong, mut at) = (0, part.start);
+        let first = written.partition_point(|range| range.end <= part.start);
+        for range in written[first..].iter().take_while(|range| range.start < part.end) {
+            let (from, to) = (range.start.max(part.start), range.end.min(part.end));
+            wrong += count(at..from, false) + count(from..to, true);
+            at = to;
+        }
+        wrong + count(at..part.end, false)
     };
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let each = halves.len().div_ceil(threads).next_multiple_of(PART);
+    let bytes = halves.len() as u64 * 2;
+    let each = halves.len().div_ceil(threads).next_multiple_of(PART).max(PART) as u64 * 2;
+    let of_part = &of_part;
     std::thread::scope(|scope| {
-        let parts: Vec<_> = halves.chunks(each.max(PART)).map(|part| scope.spawn(move || is_poison(part))).collect();
+        let starts = (0..bytes).step_by(each as usize);
+        let parts: Vec<_> = starts.map(|start| scope.spawn(move || of_part(start..bytes.min(start + each)))).collect();
         parts.into_iter().map(|part| part.join().expect("counting does not panic")).sum()
     })
 }
@@ -181,17 +199,29 @@ impl Experts {
         Self { cluster: schedule.cluster, rank, table: schedule.source.table(rank), tiles }
     }
 
-    /// Output elements outside all tiles.
-    fn unwritten(&self, schedule: &Schedule) -> u64 {
-        let Some((region, ..)) = self.tiles.first() else { return 0 };
-        let written: u64 = self.tiles.iter().map(|(region, ..)| region.bytes() / 2).sum();
-        schedule.buffer(region.buffer).bytes / 2 - written
+    /// Bytes of the output in tiles, in order.
+    fn written(&self) -> Vec<Range<u64>> {
+        let mut runs = Vec::new();
+        for (region, ..) in &self.tiles {
+            region.for_each_run(|start, bytes| runs.push(start..start + bytes));
+        }
+        runs.sort_unstable_by_key(|run| run.start);
+        let mut written: Vec<Range<u64>> = Vec::new();
+        for run in runs {
+            match written.last_mut() {
+                Some(last) if run.start <= last.end => last.end = last.end.max(run.end),
+                _ => written.push(run),
+            }
+        }
+        written
     }
 
-    fn element(&self, spec: &Spec, inputs: &Inputs, random: u64) -> Element {
+    /// An output of one of the tiles; none on a rank whose experts nobody chose.
+    fn element(&self, spec: &Spec, inputs: &Inputs, random: u64) -> Option<Element> {
         let Problem::Moe { tokens, hidden, experts, .. } = spec.problem else { unreachable!("a shape of experts") };
         let ranks = self.cluster.ranks() as u64;
-        let (region, first_row, weight_row, first_col) = &self.tiles[(random % self.tiles.len() as u64) as usize];
+        let tile = random.checked_rem(self.tiles.len() as u64)?;
+        let (region, first_row, weight_row, first_col) = &self.tiles[tile as usize];
         let random = mix(random);
         let (row, col) = (random % u64::from(region.rows), mix(random) % u64::from(region.row_bytes / 2));
         let byte = region.offset + row * region.row_pitch + col * 2;
@@ -208,7 +238,7 @@ impl Experts {
                 magnitude += f64::abs(term);
             }
         }
-        Element { buffer: region.buffer, byte, want, magnitude, roundings: 1 }
+        Some(Element { buffer: region.buffer, byte, want, magnitude, roundings: 1 })
     }
 }
 
@@ -257,9 +287,47 @@ mod tests {
         for at in [0, 5, 1 << 22, (1 << 23) + 9] {
             halves[at] = u16::MAX;
         }
-        assert_eq!(poisoned(&halves, 2), 4);
+        let all = 0..halves.len() as u64 * 2;
+        assert_eq!(misplaced(&halves, 2, std::slice::from_ref(&all)), 4);
         // The upper half of an f32 says whether it is a number: only the odd places.
-        assert_eq!(poisoned(&halves, 4), 2);
+        assert_eq!(misplaced(&halves, 4, std::slice::from_ref(&all)), 2);
+    }
+
+    #[test]
+    fn a_missing_output_and_a_number_where_none_belongs_do_not_cancel() {
+        let written = [8..16, 1 << 23..(1 << 24) + 4];
+        let mut halves = vec![u16::MAX; (1 << 23) + 10];
+        for range in &written {
+            halves[range.start as usize / 2..range.end as usize / 2].fill(0x3F80);
+        }
+        assert_eq!(misplaced(&halves, 2, &written), 0);
+        halves[5] = u16::MAX;
+        assert_eq!(misplaced(&halves, 2, &written), 1);
+        halves[100] = 0x3F80;
+        assert_eq!(misplaced(&halves, 2, &written), 2);
+        assert_eq!(misplaced(&halves, 2, &[]), 4 + 1 + (1 << 22) + 2 - 1, "on a rank that writes nothing, any number");
+    }
+
+    #[test]
+    fn a_rank_whose_experts_nobody_chose_has_nothing_to_compare() {
+        let problem = Problem::Moe { tokens: 2, hidden: 256, inter: 512, topk: 1, experts: 2 };
+        let cluster = Cluster { nodes: 1, gpus_per_node: 2 };
+        let kernel = kernel("moe_dispatch_gemm").expect("a kernel");
+        let mut options = kernel.options(OptionSet::Tilewire, &problem, cluster);
+        options.set("routing", "multinomial").expect("a legal option");
+        // Both tokens choose the same of two experts for half of the seeds.
+        let empty = (0..32).find_map(|seed: u32| {
+            options.set("routing_seed", &seed.to_string()).expect("a legal option");
+            let spec = Spec { problem, cluster, fabric: Fabric::IbRc, options: options.clone() };
+            let schedule = kernel.build(&spec).expect("it builds");
+            let rank = cluster.iter().find(|&rank| Experts::new(&schedule, rank).tiles.is_empty())?;
+            Some((spec, schedule, rank))
+        });
+        let (spec, schedule, rank) = empty.expect("a rank without tiles");
+        let inputs = crate::measure::inputs(&schedule, kernel, &spec, crate::lower::Mode::Cluster, 0);
+        let samples = samples(&schedule, kernel, &spec, &inputs, rank, 8).expect("a shape of experts");
+        assert!(samples.elements.is_empty());
+        assert_eq!(samples.written.as_deref(), Some(&[][..]));
     }
 
     #[test]
@@ -270,10 +338,14 @@ mod tests {
         let mut options = kernel.options(OptionSet::Tilewire, &problem, cluster);
         options.set("routing", "multinomial").expect("a legal option");
         let schedule = kernel.build(&Spec { problem, cluster, fabric: Fabric::IbRc, options }).expect("it builds");
-        let mut left: Vec<u64> =
-            cluster.iter().map(|rank| Experts::new(&schedule, rank).unwritten(&schedule)).collect();
-        left.sort_unstable();
+        let out = output(&schedule).expect("an output");
+        let bytes = schedule.buffer(out).bytes;
+        let mut written: Vec<Vec<Range<u64>>> =
+            cluster.iter().map(|rank| Experts::new(&schedule, rank).written()).collect();
+        written.sort_unstable_by_key(|ranges| ranges.last().map(|range| range.end));
         // Row blocks of 128 rows and 512 columns. On two H200 one of the ranks had two fewer than the other.
-        assert_eq!(left, [0, 2 * 128 * 512]);
+        let ends: Vec<Vec<(u64, u64)>> =
+            written.iter().map(|ranges| ranges.iter().map(|range| (range.start, range.end)).collect()).collect();
+        assert_eq!(ends, [[(0, bytes - 2 * 128 * 512 * 2)], [(0, bytes)]]);
     }
 }

@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+from clock_fit import lstsq
 from l2_window import reads
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "measured"
@@ -48,20 +49,6 @@ def measured(name, *quantities):
         if r[0] in quantities:
             found.append((r[0], dict(w.split("=") for w in r[1].split() if "=" in w), r[1], float(r[2]), r[4]))
     return found
-
-
-def least_squares(rows, wanted):
-    """Solution of rows x = wanted by the normal equations."""
-    n = len(rows[0])
-    a = [[sum(r[i] * r[j] for r in rows) for j in range(n)] + [sum(r[i] * y for r, y in zip(rows, wanted))] for i in range(n)]
-    for i in range(n):
-        p = max(range(i, n), key=lambda r: abs(a[r][i]))
-        a[i], a[p] = a[p], a[i]
-        for r in range(n):
-            if r != i:
-                f = a[r][i] / a[i][i]
-                a[r] = [x - f * y for x, y in zip(a[r], a[i])]
-    return [a[i][n] / a[i][i] for i in range(n)]
 
 
 def mix():
@@ -124,11 +111,11 @@ def power():
         sets = dict(zip(("calibration", "run 10"), clocks(regime)))
         for name, rows in sets.items():
             droops = [r for r in rows if r[2] > 1.03]
-            a, b, c = least_squares([(1, f * s, t * s) for f, t, s in droops], [s for *_, s in droops])
+            a, b, c = lstsq([(1, f * s, t * s) for f, t, s in droops], [s for *_, s in droops])
             print(f"{regime} clock, {name}: {len(droops)} rows, static {a / b:.0f}, knee {(1 - a) / b:.0f}, power {c / b:.0f} FLOP/B")
         fixed = 94
         droops = [r for r in sets["calibration"] if r[2] > 1.03]
-        a, b = least_squares([(1, (f + fixed * t) * s) for f, t, s in droops], [s for *_, s in droops])
+        a, b = lstsq([(1, (f + fixed * t) * s) for f, t, s in droops], [s for *_, s in droops])
         for name, rows in sets.items():
             off = [max(1, a + b * (f + fixed * t) * s) / s - 1 for f, t, s in rows]
             rms = math.sqrt(sum(x * x for x in off) / len(off))

@@ -15,13 +15,13 @@
 //!
 //! **Laziness.** Flows come and go during a round of events; only the change that is left at its end counts, once per
 //! class. Resources whose demand fits their capacity never bind, and flows that cross none that binds run at full speed.
-//! Only the connected component of binding resources around a change is solved again.
+//! Of the others, only those whose rates a change can reach are solved again.
 
 mod class;
 mod solve;
 
 use class::{Class, Member};
-use solve::{Link, NEVER_COLLECTED, Piece, Remainder};
+use solve::{Link, Piece, Remainder};
 
 /// `theta` of a flow that nobody holds back.
 pub const FULL_SPEED: u64 = 1 << 32;
@@ -49,6 +49,8 @@ struct Presence {
     /// Members that the demand of the resources counts: those at the last solution.
     counted: u32,
     visited: u32,
+    /// Had no members at the last solution, and its speed is not found yet.
+    fresh: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -58,12 +60,38 @@ struct Resource {
     base: u64,
     /// Base and the demands of all counted flows at full speed.
     demand: u64,
+    /// The speed of the flows that it holds back, [`NEVER`] when it holds back none.
+    level: u64,
+    /// What its flows take, 32 fractional bits; known while it is hot and has no level.
+    load: u128,
+    /// What they take more while a solution is looked for.
+    more: i128,
     visited: u32,
-    /// Its place in the component that is solved.
+    /// Its place among the resources that are solved again.
     place: u32,
     /// Demand above capacity, now or at the last solution.
     hot: bool,
     dirty: bool,
+    /// Has to be solved again.
+    pending: bool,
+}
+
+impl Resource {
+    const fn new(capacity: u64, base: u64) -> Self {
+        Self {
+            capacity,
+            base,
+            demand: base,
+            level: NEVER,
+            load: 0,
+            more: 0,
+            visited: 0,
+            place: 0,
+            hot: false,
+            dirty: false,
+            pending: false,
+        }
+    }
 }
 
 /// The last bit of [`Crossing::hot`].
@@ -98,30 +126,22 @@ pub struct Sharing {
     dirty: Vec<u32>,
     /// Classes whose membership or speed changed since the last solution.
     touched: Vec<u32>,
+    /// Classes that have come since the last solution.
+    fresh: Vec<u32>,
     visit: u32,
-    /// The visit at which `component`, `pieces` and `links` were collected, if they still hold.
-    collected: u32,
     component: Vec<Remainder>,
     pieces: Vec<Piece>,
     links: Vec<Link>,
-    /// Pieces that found their level in a round of a solution.
-    frozen: Vec<u32>,
+    /// Resources that are not solved again but carry more or less.
+    loaded: Vec<u32>,
 }
 
 impl Sharing {
     /// No classes; capacities and base demands in bytes/s. A base demand is always there and slows down with the flows;
     /// alone it must fit its capacity.
     pub fn new(capacities: impl IntoIterator<Item = (u64, u64)>) -> Self {
-        let fresh = |(capacity, base)| Resource {
-            capacity,
-            base,
-            demand: base,
-            visited: 0,
-            place: 0,
-            hot: false,
-            dirty: false,
-        };
-        Self { resources: capacities.into_iter().map(fresh).collect(), ..Self::default() }
+        let resources = capacities.into_iter().map(|(capacity, base)| Resource::new(capacity, base));
+        Self { resources: resources.collect(), ..Self::default() }
     }
 
     /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once). `owner` is
@@ -157,7 +177,7 @@ impl Sharing {
     /// Removes all flows; classes and resources stay.
     pub fn reset(&mut self) {
         for resource in &mut self.resources {
-            *resource = Resource { demand: resource.base, visited: 0, hot: false, dirty: false, ..*resource };
+            *resource = Resource::new(resource.capacity, resource.base);
         }
         self.classes.iter_mut().for_each(Class::reset);
         for crossing in &mut self.crossings {
@@ -168,8 +188,8 @@ impl Sharing {
         self.due.fill(NEVER);
         self.dirty.clear();
         self.touched.clear();
+        self.fresh.clear();
         self.visit = 0;
-        self.collected = NEVER_COLLECTED;
     }
 
     /// When the first flow of each class ends, at present rates.
@@ -280,18 +300,24 @@ impl Sharing {
         self.count_members();
         for i in 0..self.dirty.len() {
             let r = self.dirty[i];
-            let resource = &self.resources[r as usize];
-            if !resource.hot && resource.demand > resource.capacity {
+            let resource = &mut self.resources[r as usize];
+            if resource.hot {
+                resource.pending = resource.level != NEVER || resource.may_fill(0);
+            } else if resource.demand > resource.capacity {
                 self.mark(r, true);
             }
         }
-        let before = self.visit;
         for i in 0..self.dirty.len() {
             let r = self.dirty[i];
-            let resource = &self.resources[r as usize];
-            // One visit solves a whole component.
-            if resource.hot && resource.visited <= before {
-                self.solve_component(r, now);
+            // One solution covers all that hangs together.
+            if self.resources[r as usize].pending {
+                self.solve_resource(r, now);
+            }
+        }
+        while let Some(class) = self.fresh.pop() {
+            if std::mem::take(&mut self.presences[class as usize].fresh) && self.crossings[class as usize].hot != 0 {
+                self.presences[class as usize].fresh = true;
+                self.solve_class(class, now);
             }
         }
         for i in 0..self.dirty.len() {
@@ -329,9 +355,12 @@ impl Sharing {
             let comes = *counted == 0;
             *counted = members;
             let crossing = &self.crossings[class as usize];
-            if comes && crossing.hot != 0 && self.presences[class as usize].visited != self.collected {
-                // It joins a component that does not know it.
-                self.collected = NEVER_COLLECTED;
+            let mut theta = i128::from(c.theta);
+            if comes {
+                // It takes nothing before it has a speed.
+                theta = 0;
+                self.presences[class as usize].fresh = true;
+                self.fresh.push(class);
             }
             let (word, bit) = (class as usize / 64, 1 << (class % 64));
             self.present[word] = if members > 0 { self.present[word] | bit } else { self.present[word] & !bit };
@@ -339,7 +368,9 @@ impl Sharing {
             let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
             for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {
                 let resource = &mut self.resources[r as usize];
-                resource.demand = resource.demand.wrapping_add_signed(rate as i64 * change);
+                let more = rate as i64 * change;
+                resource.demand = resource.demand.wrapping_add_signed(more);
+                resource.load = resource.load.wrapping_add_signed(i128::from(more) * theta);
                 // One that binds neither before nor after holds nobody back.
                 if !resource.dirty && (resource.hot || resource.demand > resource.capacity) {
                     resource.dirty = true;

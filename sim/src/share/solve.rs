@@ -1,8 +1,20 @@
-//! New rates for one connected component of binding resources.
+//! New rates around a change.
+//!
+//! The rates are the only ones for which, resource by resource, these hold: its **level** is the smallest speed at which
+//! what slower flows leave it fills it, if there is one below full speed; and a flow is as fast as the lowest level that
+//! it crosses. (From the slowest speed up, each level follows from slower ones.) A change therefore leaves alone every
+//! resource whose slower flows stay as they are, and only these are solved again:
+//!
+//! 1. resources whose own flows came or went, if they have a level or may get one;
+//! 2. resources with a level that a flow crosses whose speed the ones before have changed;
+//! 3. resources without a level that such flows may fill.
+//!
+//! Flows that cross others too are no faster than the levels of those. Should the second and the third kind be found again
+//! and again, all that hangs together is solved at once.
 
 use super::{FULL_SPEED, NEVER, REST, Resource, Sharing};
 
-/// A resource while its component is solved.
+/// A resource that is solved again.
 #[derive(Clone, Copy)]
 pub(super) struct Remainder {
     /// Capacity not yet given away, 32 fractional bits.
@@ -15,21 +27,30 @@ pub(super) struct Remainder {
     last_link: u32,
     /// The `theta` at which it is full; [`NEVER`] when no flow is left that it could hold back.
     level: u64,
+    /// The level at which it was full.
+    full_at: u64,
     /// Something was given away since the level was found.
     changed: bool,
 }
 
-/// No component is known.
-pub(super) const NEVER_COLLECTED: u32 = 0;
-
 /// End of a list of links.
 const NO_LINK: u32 = u32::MAX;
 
+/// Times that resources may be added to a solution before all that hangs together is.
+const SPREADS: u32 = 4;
+
 impl Remainder {
     fn of(r: u32, resource: &Resource) -> Self {
-        let left = u128::from(resource.capacity) << 32;
-        let (open, base) = (resource.demand, resource.base);
-        Self { left, open, base, resource: r, last_link: NO_LINK, level: NEVER, changed: true }
+        Self {
+            left: u128::from(resource.capacity) << 32,
+            open: resource.demand,
+            base: resource.base,
+            resource: r,
+            last_link: NO_LINK,
+            level: NEVER,
+            full_at: NEVER,
+            changed: true,
+        }
     }
 
     /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
@@ -51,33 +72,66 @@ impl Remainder {
     }
 }
 
-/// A class while its component is solved.
+/// A class that crosses a resource that is solved again.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     class: u32,
     members: u32,
-    /// Its binding resources in `Sharing::links`.
+    /// Its resources that are solved again, in `Sharing::links`.
     links: (u32, u32),
-    /// Level at which it was frozen, [`NEVER`] until then. Levels rise from one round to the next.
+    /// The lowest level of its other resources, at most [`FULL_SPEED`].
+    cap: u64,
+    /// Its speed before: 0 when it had no members.
+    before: u64,
+    /// Level at which it was frozen, [`NEVER`] until then.
     level: u64,
 }
 
-/// A binding resource of a class while its component is solved.
+/// A resource of a class while both are solved again.
 #[derive(Clone, Copy)]
 pub(super) struct Link {
     rate: u64,
-    /// Place in the component.
+    /// Place among the remainders.
     place: u32,
     piece: u32,
     /// The link of the same resource before this one.
     before: u32,
 }
 
+impl Resource {
+    /// Whether its flows may fill it, were they to take so much more than now.
+    ///
+    /// Sure to say so even where rounding decides: without a level it has room for all its flows at a speed that is
+    /// greater by the smallest step.
+    pub(super) fn may_fill(&self, more: i128) -> bool {
+        let load = self.load as i128 + more + i128::from(self.demand) + (i128::from(self.base) << 32);
+        load > i128::from(self.capacity) << 32
+    }
+}
+
+/// Positions of a class's resources that may hold it back, given what it knows of them.
+fn hot_positions(mut hot: u64, len: usize) -> impl Iterator<Item = usize> {
+    let rest = if hot >> REST == 0 { 0 } else { len - REST };
+    hot &= (1 << REST) - 1;
+    let few = std::iter::from_fn(move || {
+        (hot != 0).then(|| {
+            let position = hot.trailing_zeros() as usize;
+            hot &= hot - 1;
+            position
+        })
+    });
+    // Few classes cross so many resources.
+    few.chain((REST..REST + rest).take(rest))
+}
+
 impl Sharing {
     /// Tells the classes that cross a resource whether it may hold them back.
     pub(super) fn mark(&mut self, r: u32, hot: bool) {
-        self.resources[r as usize].hot = hot;
-        self.collected = NEVER_COLLECTED;
+        let resource = &mut self.resources[r as usize];
+        resource.hot = hot;
+        // What it carries is not known while it holds nobody back.
+        resource.pending = hot;
+        resource.level = NEVER;
         let range = self.crossing_range(r);
         for (&c, &position) in self.crossing[range.clone()].iter().zip(&self.positions[range]) {
             let crossing = &mut self.crossings[c as usize];
@@ -93,38 +147,45 @@ impl Sharing {
         self.crossing_of[resource as usize] as usize..self.crossing_of[resource as usize + 1] as usize
     }
 
-    /// The component of binding resources that `seed` belongs to, and the classes that cross them.
-    ///
-    /// The last one is used again while the same resources bind and no class has come to it. Classes that have no member
-    /// any more ask for nothing; should they have held the component together, its parts are solved side by side.
-    fn find_component(&mut self, seed: u32) {
-        self.visit += 1;
-        let place = self.resources[seed as usize].place as usize;
-        let known = self.collected != NEVER_COLLECTED && self.component.get(place).is_some_and(|c| c.resource == seed);
-        if !known {
-            self.collect_component(seed);
-            self.collected = self.visit;
-            return;
-        }
-        for remainder in &mut self.component {
-            let resource = &mut self.resources[remainder.resource as usize];
-            resource.visited = self.visit;
-            let last_link = remainder.last_link;
-            *remainder = Remainder { last_link, ..Remainder::of(remainder.resource, resource) };
-        }
-        for piece in &mut self.pieces {
-            piece.members = self.presences[piece.class as usize].counted;
-            piece.level = NEVER;
-        }
+    /// Solves a resource again and what hangs on it.
+    pub(super) fn solve_resource(&mut self, seed: u32, now: u64) {
+        self.solve_around(now, |sharing, _| sharing.join(seed));
     }
 
-    fn collect_component(&mut self, seed: u32) {
-        self.component.clear();
-        self.pieces.clear();
-        self.links.clear();
-        let resource = &mut self.resources[seed as usize];
-        (resource.visited, resource.place) = (self.visit, 0);
-        self.component.push(Remainder::of(seed, resource));
+    /// Finds the speed of a class that has come and crosses no resource with a level.
+    pub(super) fn solve_class(&mut self, class: u32, now: u64) {
+        self.solve_around(now, |sharing, all| sharing.add_piece(class, all));
+    }
+
+    fn solve_around(&mut self, now: u64, seed: impl Fn(&mut Self, bool)) {
+        let mut spreads = 0;
+        loop {
+            self.visit += 1;
+            self.component.clear();
+            self.pieces.clear();
+            self.links.clear();
+            let all = spreads == SPREADS;
+            seed(self, all);
+            self.collect(all);
+            self.fill();
+            if !self.spread() {
+                break;
+            }
+            spreads += 1;
+        }
+        self.commit(now);
+    }
+
+    /// A resource is solved again.
+    fn join(&mut self, r: u32) {
+        let resource = &mut self.resources[r as usize];
+        resource.visited = self.visit;
+        resource.place = self.component.len() as u32;
+        self.component.push(Remainder::of(r, resource));
+    }
+
+    /// Finds all that hangs on what is solved again and has to be with it; `all`: all that hangs on it.
+    fn collect(&mut self, all: bool) {
         let mut next = 0;
         while let Some(remainder) = self.component.get(next) {
             next += 1;
@@ -135,104 +196,168 @@ impl Sharing {
                 while bits != 0 {
                     let class = word * 64 + bits.trailing_zeros();
                     bits &= bits - 1;
-                    let presence = &mut self.presences[class as usize];
-                    if presence.visited != self.visit {
-                        presence.visited = self.visit;
-                        let members = presence.counted;
-                        let first = self.links.len() as u32;
-                        self.link(class, self.pieces.len() as u32);
-                        let links = (first, self.links.len() as u32);
-                        self.pieces.push(Piece { class, members, links, level: NEVER });
+                    if self.presences[class as usize].visited != self.visit {
+                        self.add_piece(class, all);
                     }
                 }
             }
         }
     }
 
-    /// Lists the binding resources of a class, and lets them join the component.
-    fn link(&mut self, class: u32, piece: u32) {
-        let Self { crossings, crossed, rates, resources, component, links, visit, .. } = self;
+    /// Lists a class and its resources.
+    fn add_piece(&mut self, class: u32, all: bool) {
+        let Self { crossings, crossed, rates, resources, component, links, pieces, visit, .. } = self;
+        let presence = &mut self.presences[class as usize];
+        presence.visited = *visit;
         let crossing = &crossings[class as usize];
         let len = crossing.len as usize;
         let crossed = &crossed[crossing.resources as usize..crossing.resources as usize + len];
         let rates = &rates[crossing.rates as usize..crossing.rates as usize + len];
-        let mut link = |position: usize| {
+        let (first, mut cap) = (links.len() as u32, FULL_SPEED);
+        for position in hot_positions(crossing.hot, len) {
             let r = crossed[position];
             let resource = &mut resources[r as usize];
             if resource.visited != *visit {
+                if !(resource.pending || all && resource.hot) {
+                    cap = cap.min(resource.level);
+                    continue;
+                }
                 resource.visited = *visit;
                 resource.place = component.len() as u32;
                 component.push(Remainder::of(r, resource));
             }
             let place = resource.place;
-            let last = &mut component[place as usize].last_link;
-            let before = std::mem::replace(last, links.len() as u32);
-            links.push(Link { rate: rates[position], place, piece, before });
-        };
-        let mut hot = crossing.hot;
-        while hot != 0 {
-            let position = hot.trailing_zeros() as usize;
-            hot &= hot - 1;
-            if position < REST {
-                link(position);
-            }
+            let before = std::mem::replace(&mut component[place as usize].last_link, links.len() as u32);
+            links.push(Link { rate: rates[position], place, piece: pieces.len() as u32, before });
         }
-        if crossing.hot >> REST != 0 {
-            // Few classes cross so many resources; those that hold nobody back have a level too high to matter.
-            (REST..len).for_each(link);
-        }
+        pieces.push(Piece {
+            class,
+            members: presence.counted,
+            links: (first, links.len() as u32),
+            cap,
+            before: if presence.fresh { 0 } else { self.classes[class as usize].theta },
+            level: NEVER,
+        });
     }
 
-    pub(super) fn solve_component(&mut self, seed: u32, now: u64) {
-        self.find_component(seed);
-        let mut component = std::mem::take(&mut self.component);
-        let mut pieces = std::mem::take(&mut self.pieces);
-        let mut frozen = std::mem::take(&mut self.frozen);
+    /// Finds the levels of the pieces, the lowest first.
+    fn fill(&mut self) {
+        let Self { component, pieces, links, .. } = self;
+        let freeze = |component: &mut [Remainder], piece: &mut Piece, level: u64| {
+            piece.level = level;
+            for link in &links[piece.links.0 as usize..piece.links.1 as usize] {
+                let remainder = &mut component[link.place as usize];
+                let demand = u64::from(piece.members) * link.rate;
+                remainder.left -= u128::from(demand) * u128::from(level);
+                remainder.open -= demand;
+                remainder.changed = true;
+            }
+        };
         let mut unfrozen = pieces.len();
         while unfrozen > 0 {
-            let lowest = lowest_level(&mut component);
-            frozen.clear();
-            if lowest >= FULL_SPEED {
+            let lowest = lowest_level(component);
+            let before = unfrozen;
+            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER && piece.cap < lowest) {
+                freeze(component, piece, piece.cap);
+                unfrozen -= 1;
+            }
+            if unfrozen < before {
+                // That may have raised the lowest level, and never lowers one.
+                continue;
+            }
+            if lowest == FULL_SPEED {
                 // Nobody is held back any more.
-                for piece in pieces.iter().filter(|piece| piece.level == NEVER && piece.members > 0) {
-                    self.set_theta(piece.class, now, FULL_SPEED);
+                for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
+                    freeze(component, piece, FULL_SPEED);
                 }
                 break;
             }
             // Who is frozen is decided before anything is given away, so that the order does not matter.
-            for full in component.iter().filter(|remainder| remainder.level == lowest) {
+            for place in 0..component.len() {
+                let full = &mut component[place];
+                if full.level != lowest {
+                    continue;
+                }
+                full.full_at = lowest;
                 let mut link = full.last_link;
                 while link != NO_LINK {
-                    let Link { piece, before, .. } = self.links[link as usize];
-                    if pieces[piece as usize].level == NEVER {
-                        pieces[piece as usize].level = lowest;
-                        frozen.push(piece);
+                    let Link { piece, before, .. } = links[link as usize];
+                    let piece = &mut pieces[piece as usize];
+                    if piece.level == NEVER {
+                        piece.cap = lowest;
                     }
                     link = before;
                 }
             }
-            debug_assert!(!frozen.is_empty(), "the lowest level is somebody's");
-            unfrozen -= frozen.len();
-            for &piece in &frozen {
-                let piece = pieces[piece as usize];
-                if piece.members == 0 {
+            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER && piece.cap == lowest) {
+                freeze(component, piece, lowest);
+                unfrozen -= 1;
+            }
+            debug_assert!(unfrozen < before, "the lowest level is somebody's");
+        }
+    }
+
+    /// Marks resources that have to be solved again because a class that crosses them has another speed than before;
+    /// false when there are none.
+    fn spread(&mut self) -> bool {
+        let Self { crossings, crossed, rates, resources, pieces, visit, loaded, .. } = self;
+        let mut spreads = false;
+        for piece in pieces.iter().filter(|piece| piece.level != piece.before) {
+            let crossing = &crossings[piece.class as usize];
+            for position in hot_positions(crossing.hot, crossing.len as usize) {
+                let r = crossed[crossing.resources as usize + position];
+                let resource = &mut resources[r as usize];
+                if resource.visited == *visit || resource.pending || !resource.hot {
                     continue;
                 }
-                self.set_theta(piece.class, now, lowest);
-                for link in &self.links[piece.links.0 as usize..piece.links.1 as usize] {
-                    let remainder = &mut component[link.place as usize];
-                    let demand = u64::from(piece.members) * link.rate;
-                    remainder.left -= u128::from(demand) * u128::from(lowest);
-                    remainder.open -= demand;
-                    remainder.changed = true;
+                if resource.level != NEVER {
+                    resource.pending = true;
+                    spreads = true;
+                    continue;
                 }
+                let demand = u64::from(piece.members) * rates[crossing.rates as usize + position];
+                if resource.more == 0 {
+                    loaded.push(r);
+                }
+                resource.more += i128::from(demand) * (i128::from(piece.level) - i128::from(piece.before));
             }
         }
-        (self.component, self.pieces, self.frozen) = (component, pieces, frozen);
+        for &r in &*loaded {
+            let resource = &mut resources[r as usize];
+            if !resource.pending && resource.may_fill(resource.more) {
+                resource.pending = true;
+                spreads = true;
+            }
+        }
+        if spreads {
+            for r in loaded.drain(..) {
+                resources[r as usize].more = 0;
+            }
+        }
+        spreads
+    }
+
+    /// Keeps what was found.
+    fn commit(&mut self, now: u64) {
+        for i in 0..self.pieces.len() {
+            let Piece { class, level, .. } = self.pieces[i];
+            self.presences[class as usize].fresh = false;
+            self.set_theta(class, now, level);
+        }
+        for remainder in &self.component {
+            let resource = &mut self.resources[remainder.resource as usize];
+            resource.level = remainder.full_at;
+            resource.load = (u128::from(resource.capacity) << 32) - remainder.left;
+            resource.pending = false;
+        }
+        for r in self.loaded.drain(..) {
+            let resource = &mut self.resources[r as usize];
+            resource.load = resource.load.wrapping_add_signed(std::mem::take(&mut resource.more));
+        }
     }
 }
 
-/// The lowest level of a component's resources, at most [`FULL_SPEED`].
+/// The lowest level of resources, at most [`FULL_SPEED`].
 fn lowest_level(component: &mut [Remainder]) -> u64 {
     let mut lowest = FULL_SPEED;
     for remainder in component {
