@@ -113,10 +113,12 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
         let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         return Err(ExperimentError::refused(names.join(", "), "no rows of experiments/measured/fit"));
     }
-    let output = Output::create(&args.output, "calibrate", None, None, &source, &[&machine])?;
+    let machine_file = format!("{}.toml", machine.name);
+    let files = [machine_file.as_str(), "fits.csv", "readings.csv"];
+    let output = Output::create(&args.output, "calibrate", None, None, &source, &[&machine], &files)?;
     let provenance = provenance(&rows, args.cite.as_deref());
     let date = rows[0].text("date").to_owned();
-    output.write(&format!("{}.toml", machine.name), &machine_text(&text, &fits, &provenance, &date))?;
+    output.write(&machine_file, &machine_text(&text, &fits, &provenance, &date))?;
     let mut csv = String::from("parameter,value,low,high,kind,how\n");
     let mut table = Table::new(["parameter", "value", "low", "high", "kind", "from"]);
     for fit in &fits {
@@ -135,7 +137,7 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
         rows[0].text("gpu"),
         table.render(2),
         attention_fill(&probed),
-        output.path(&format!("{}.toml", machine.name)).display()
+        output.path(&machine_file).display()
     ))
 }
 

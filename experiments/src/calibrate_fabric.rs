@@ -401,7 +401,9 @@ fn write(
         |error: tilewire_sim::machine::MachineError| ExperimentError::refused("calibrate --fabric", error.to_string());
     Machine::parse("wire.toml", &wire_text).map_err(broken)?;
     let machine = Machine::parse("host.toml", &host_text).map_err(broken)?;
-    let output = Output::create(&args.output, "calibrate --fabric", None, None, source, &[base])?;
+    let wire_file = format!("{wire_name}.toml");
+    let files = ["readings.csv", &wire_file, "host.toml", "predicted.csv"];
+    let output = Output::create(&args.output, "calibrate --fabric", None, None, source, &[base], &files)?;
     let mut csv = String::from("what,bytes,queue_pairs,in_flight,unit,low,median,high,transport\n");
     for Reading { what, bytes, queue_pairs, in_flight, unit, spread: [low, median, high] } in readings {
         let _ = writeln!(
@@ -410,7 +412,7 @@ fn write(
         );
     }
     output.write("readings.csv", &csv)?;
-    output.write(&format!("{wire_name}.toml"), &wire_text)?;
+    output.write(&wire_file, &wire_text)?;
     output.write("host.toml", &host_text)?;
     let mut table = Table::new(["parameter", "value", "low", "high", "kind", "from"]);
     for fit in &wire {
@@ -445,7 +447,7 @@ fn write(
         "over {transport}{software}\n{}\nqueue pairs {queue_pairs}\n\ngemm_rs {CLUSTER} on the host device, a prediction from these values beside its run:\n{}\nwrote {} and host.toml, readings.csv, predicted.csv beside it\n",
         table.render(2),
         judged.render(0),
-        output.path(&format!("{wire_name}.toml")).display()
+        output.path(&wire_file).display()
     ))
 }
 

@@ -87,7 +87,12 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
     let machines: BTreeMap<&str, _> =
         joined.iter().map(|j| (j.case.target.machine.name.as_str(), &j.case.target.machine)).collect();
     let machines: Vec<_> = machines.into_values().collect();
-    let output = Output::create(&args.output, "compare", None, None, &source, &machines)?;
+    let plots = compare_plots::plots(&joined, &recorded);
+    let mut names = vec!["pairs.csv".to_owned(), "shapes.csv".to_owned()];
+    names.extend((!recorded.is_empty()).then(|| "waits.csv".to_owned()));
+    names.extend(plots.iter().flat_map(|(name, _)| plot::files(name)));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let output = Output::create(&args.output, "compare", None, None, &source, &machines, &names)?;
     let mut files = vec![output.path("pairs.csv"), output.path("shapes.csv")];
     write_csv(&files[0], &compare_tables::pairs_csv(&joined))?;
     write_csv(&files[1], &compare_tables::shapes_csv(&joined))?;
@@ -95,7 +100,7 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
         files.push(output.path("waits.csv"));
         write_csv(&files[2], &compare_waits::csv(&recorded))?;
     }
-    for (name, drawing) in compare_plots::plots(&joined, &recorded) {
+    for (name, drawing) in plots {
         files.extend(match drawing {
             Plot::Line(line) => plot::save(&line, &output.path(&name))?,
             Plot::Scatter(scatter) => plot::save(&scatter, &output.path(&name))?,

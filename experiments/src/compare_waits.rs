@@ -61,21 +61,17 @@ pub struct Recorded {
 /// The rows whose timelines lie beside their file.
 ///
 /// # Errors
-/// [`ExperimentError`] for a timeline that is not of its row.
+/// [`ExperimentError`] for a timeline that cannot be read.
 pub fn recorded(joined: &[Joined], source: &Source) -> Result<Vec<Recorded>, ExperimentError> {
     let pairs: Vec<(&Joined, &Pair)> = joined.iter().flat_map(|j| j.pairs.iter().map(move |pair| (j, pair))).collect();
     let one = |(j, pair): (&Joined, &Pair)| {
         let file = pair.row.place.rsplit_once(':').map_or("", |(file, _)| file);
         let folder = Path::new(file).parent().unwrap_or(Path::new(""));
         let timeline = timeline::path(folder, pair.row.fields());
-        if !timeline.exists() {
-            return Ok(None);
+        if !timeline.exists() || !timeline::is_of(&timeline, &pair.row)? {
+            return Ok::<_, ExperimentError>(None);
         }
-        let Measured { prepared, run, split, row, .. } = Measured::read(&timeline, source)?;
-        if row.text("schedule_hash") != pair.row.text("schedule_hash") {
-            let problem = format!("a timeline of another schedule than {}", pair.row.place);
-            return Err(ExperimentError::refused(timeline.display().to_string(), problem));
-        }
+        let Measured { prepared, run, split, .. } = Measured::read(&timeline, source)?;
         let (measured, predicted) = (waits(&prepared, &run), waits(&prepared, &prepared.timeline(&split)?));
         let causes: BTreeSet<&Cause> = measured.keys().chain(predicted.keys()).collect();
         let us = |of: &BTreeMap<Cause, f64>, cause: &Cause| of.get(cause).copied().unwrap_or(0.0);

@@ -121,7 +121,8 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
         machines.insert(bar.machine, source.data.machine(bar.machine)?);
     }
     let used: Vec<_> = machines.values().collect();
-    let output = Output::create(&args.output.join("figures"), "figures", Some(0), None, &source, &used)?;
+    let tables = ["rows.csv", "errors.csv", "decisions.csv", "assumed.csv"];
+    let output = Output::create(&args.output.join("figures"), "figures", Some(0), None, &source, &used, &tables)?;
     let errors = errors(&bars);
     let decisions = decisions(&bars);
     let mut files = Vec::new();
@@ -129,12 +130,8 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
         files.extend(plot::save(&plot.1, &output.path(&plot.0))?);
     }
     files.extend(plot::save(&plots::all(&bars), &output.path("all"))?);
-    for (name, text) in [
-        ("rows.csv", rows_csv(&bars)),
-        ("errors.csv", csv_of(&errors)),
-        ("decisions.csv", csv_of(&decisions)),
-        ("assumed.csv", assumed_csv(&used)),
-    ] {
+    let texts = [rows_csv(&bars), csv_of(&errors), csv_of(&decisions), assumed_csv(&used)];
+    for (name, text) in tables.into_iter().zip(texts) {
         output.write(name, &text)?;
         files.push(output.path(name));
     }

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use tilewire_hw::measure::spread;
 use tilewire_kernels::Problem;
+use tilewire_sim::engine::TaskTime;
 
 /// What the first GEMM tile takes more.
 pub const GEMM: &str = "gemm_fill_ns";
@@ -39,7 +40,7 @@ pub fn readings(files: &[PathBuf], source: &Source) -> Result<(&'static str, Vec
         if !alone {
             return Err(refuse("not of one GPU; allowed: timelines of experiments/measured/fit/*_fills.toml"));
         }
-        by_shape.entry(measured.case.problem.to_string()).or_default().extend(chain(&measured));
+        by_shape.entry(measured.case.problem.to_string()).or_default().extend(chain(&measured.run.timeline));
     }
     let readings: Vec<f64> = by_shape.into_values().flat_map(|chains| fills(&chains)).collect();
     match (&names.into_iter().collect::<Vec<_>>()[..], readings.is_empty()) {
@@ -66,9 +67,9 @@ pub fn files(root: &Path) -> Result<Vec<PathBuf>, ExperimentError> {
 
 /// Tiles of a CTA, and the median over CTAs from the first one's start until the last one lets its CTA go, ns. None where
 /// CTAs have different numbers of tiles.
-fn chain(measured: &Measured) -> Option<(f64, f64)> {
+fn chain(timeline: &[TaskTime]) -> Option<(f64, f64)> {
     let mut ctas: BTreeMap<u32, (usize, u64, u64)> = BTreeMap::new();
-    for task in &measured.run.timeline {
+    for task in timeline {
         let (tiles, start, free) = ctas.entry(task.cta).or_insert((0, task.start, task.free));
         *tiles += 1;
         *start = task.start.min(*start);
@@ -101,5 +102,30 @@ mod tests {
         let found = fills(&[chain(1.0), chain(2.0), chain(4.0), chain(4.0)]);
         assert_eq!(found.len(), 5, "equal lengths give none");
         assert!(found.iter().all(|fill| (fill - 700.0).abs() < 1e-6), "{found:?}");
+    }
+
+    #[test]
+    fn the_fill_of_a_simulated_timeline_is_the_machine_s() {
+        let source = Source::new(None, None).expect("the embedded data");
+        let text = include_str!("../measured/fit/gemm_fills.toml");
+        let experiment = crate::experiment::Experiment::new(
+            "gemm_fills".into(),
+            &crate::document::Document::new("gemm_fills.toml".into(), text),
+            &source,
+            0,
+        )
+        .expect("an experiment");
+        let group = &experiment.groups[0];
+        let prepared = crate::engine::Prepared::new(&group.case).expect("it builds");
+        let chains: Vec<(f64, f64)> = crate::measure::splits(group)
+            .expect("splits")
+            .iter()
+            .filter_map(|split| chain(&prepared.timeline(split).expect("it runs").timeline))
+            .collect();
+        assert_eq!(chains.iter().map(|chain| chain.0).collect::<Vec<_>>(), [1.0, 2.0, 4.0, 8.0]);
+        let fill = group.case.target.machine.gemm["pipelined"].fill_ns.value;
+        let found = spread(fills(&chains))[1];
+        // Every other CTA adds some ns to a tile, and 4 to 32 of them compute.
+        assert!((found - fill).abs() < 150.0, "{found} found, {fill} in the machine file");
     }
 }

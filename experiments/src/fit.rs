@@ -116,7 +116,15 @@ pub fn run(args: &FitArgs) -> Result<String, ExperimentError> {
     // Refused before anything is computed.
     let held = source.data.left_out()?;
     let output = match &args.output {
-        Some(directory) => Some(Output::create(&directory.join("fit"), "fit", None, None, &source, &[])?),
+        Some(directory) => Some(Output::create(
+            &directory.join("fit"),
+            "fit",
+            None,
+            None,
+            &source,
+            &[],
+            &["parameters.csv", "errors.csv"],
+        )?),
         None => None,
     };
     let rows = rows(&source, &published)?;

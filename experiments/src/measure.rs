@@ -460,7 +460,7 @@ fn output(experiment: &Experiment, source: &Source, root: &Path) -> Result<Outpu
         experiment.groups.iter().map(|g| (g.case.target.machine.name.as_str(), &g.case.target.machine)).collect();
     let text = ExperimentText { name: &experiment.name, text: &experiment.text };
     let machines: Vec<_> = machines.into_values().collect();
-    Output::create(root, "measure", Some(experiment.seed), Some(text), source, &machines)
+    Output::create(root, "measure", Some(experiment.seed), Some(text), source, &machines, &["rows.csv"])
 }
 
 /// The rows of a run, in the process that writes them.
@@ -657,8 +657,11 @@ fn text(experiment: &Experiment, points: usize, rows: &[MeasuredRow], file: &Pat
             row.text("sm_mhz").to_owned(),
         ]);
     }
-    let mut text = format!("{}\n\n{}", experiment.question, table.without_constants(&["kernel", "cluster"]).render(2));
-    let _ = writeln!(text, "\n{} of {points} points; run again to go on where it stopped", rows.len());
+    let mut text = format!("{}\n", experiment.question);
+    if !rows.is_empty() {
+        let _ = write!(text, "\n{}", table.without_constants(&["kernel", "cluster"]).render(2));
+    }
+    let _ = writeln!(text, "\n{}", progress::done(rows.len(), points));
     let _ = writeln!(text, "wrote {}", file.display());
     text
 }

@@ -260,7 +260,7 @@ fn write(run: &Run<'_>, output: &mut Option<csv::Writer<std::fs::File>>, row: &R
         let text = ExperimentText { name: &run.experiment.name, text: &run.experiment.text };
         let machines: Vec<_> = machines.into_values().collect();
         let (command, seed) = ("measure --device host", Some(run.experiment.seed));
-        Output::create(run.root, command, seed, Some(text), run.source, &machines)?;
+        Output::create(run.root, command, seed, Some(text), run.source, &machines, &["rows.csv"])?;
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&file).map_err(open)?;
         let mut writer = csv::WriterBuilder::new().quote_style(csv::QuoteStyle::Always).from_writer(file);
         if fresh {
@@ -278,11 +278,12 @@ fn text(run: &Run<'_>, rows: &[Row], points: usize) -> String {
     for row in rows {
         table.row(SHOWN.map(|name| row[column(name)].clone()));
     }
-    let transport = rows.first().map_or("", |row| &row[column("transport")]);
+    let done = progress::done(rows.len(), points);
+    let Some(first) = rows.first() else { return format!("{done}; nothing was run or written\n") };
     format!(
-        "{}\nall values right over {transport}; times are this CPU's, no GPU was used\n{} of {points} points; run again to go on where it stopped\nwrote {}\n",
+        "{}\nall values right over {}; times are this CPU's, no GPU was used\n{done}\nwrote {}\n",
         table.render(0),
-        rows.len(),
+        first[column("transport")],
         run.root.join("rows.csv").display()
     )
 }

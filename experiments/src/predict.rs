@@ -24,7 +24,15 @@ pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
     let answer = prepared.predict(&case, &split)?;
     let json = serde_json::to_string_pretty(&answer).expect("an answer has only plain fields") + "\n";
     if let Some(root) = &args.output {
-        let output = Output::create(root, "predict", Some(case.seed), None, &source, &[&case.target.machine])?;
+        let output = Output::create(
+            root,
+            "predict",
+            Some(case.seed),
+            None,
+            &source,
+            &[&case.target.machine],
+            &["prediction.json"],
+        )?;
         output.write("prediction.json", &json)?;
     }
     Ok(if args.json { json } else { text(&case, &answer) })

@@ -55,6 +55,16 @@ pub fn catch_interrupt(says: bool) {
     });
 }
 
+/// How many points are done, and how to get the others.
+pub fn done(rows: usize, points: usize) -> String {
+    let more = if rows < points {
+        "; run again to go on where it stopped, with a larger --budget-s if it was that"
+    } else {
+        ""
+    };
+    format!("{rows} of {points} points{more}")
+}
+
 /// Whether Ctrl-C was pressed.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)

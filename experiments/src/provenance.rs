@@ -58,10 +58,11 @@ pub struct ExperimentText<'a> {
 }
 
 impl Output {
-    /// Creates the directory and writes down what the command is about to use.
+    /// Creates the directory and writes down what the command is about to use. `files` are those that it is going to write
+    /// there.
     ///
     /// # Errors
-    /// [`ExperimentError::Write`].
+    /// [`ExperimentError::Write`], before anything is written, when one of all these files cannot be.
     pub fn create(
         root: &Path,
         command: &str,
@@ -69,7 +70,11 @@ impl Output {
         experiment: Option<ExperimentText<'_>>,
         source: &Source,
         machines: &[&Machine],
+        files: &[&str],
     ) -> Result<Self, ExperimentError> {
+        let copies = machines.iter().map(|machine| format!("machines/{}.toml", machine.name));
+        let own = ["run.toml", "experiment.toml"].iter().chain(files).map(|&name| name.to_owned());
+        own.chain(copies).try_for_each(|name| free(root, &name))?;
         let output = Self { root: root.to_owned() };
         let manifest = Manifest {
             schema: SCHEMA,
@@ -111,6 +116,23 @@ impl Output {
         }
         fs::write(&path, text).map_err(|error| ExperimentError::write(&path, error))
     }
+}
+
+/// Refuses a file whose place is taken by a directory, or whose folder by a file, or which may not be written.
+fn free(root: &Path, name: &str) -> Result<(), ExperimentError> {
+    let file = &root.join(name);
+    if file.is_dir() {
+        return Err(ExperimentError::write(file, "is a directory, where a file is to be written"));
+    }
+    let below = file.ancestors().skip(1).take_while(|&folder| folder != root);
+    if let Some(folder) = below.filter(|folder| folder.exists()).find(|folder| !folder.is_dir()) {
+        return Err(ExperimentError::write(folder, "is a file, where a directory is to be made"));
+    }
+    if file.exists() {
+        let open = fs::OpenOptions::new().append(true).open(file);
+        return open.map(drop).map_err(|error| ExperimentError::write(file, error));
+    }
+    Ok(())
 }
 
 /// `section.name` of the parameters that are fitted or assumed.

@@ -79,7 +79,15 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     }
     let machines: Vec<_> = machines.into_values().collect();
     let text = ExperimentText { name: &experiment.name, text: &experiment.text };
-    let output = Output::create(&root, "scale", Some(experiment.seed), Some(text), &source, &machines)?;
+    let output = Output::create(
+        &root,
+        "scale",
+        Some(experiment.seed),
+        Some(text),
+        &source,
+        &machines,
+        &["rows.csv", "hypotheses.csv"],
+    )?;
     let path = output.path("rows.csv");
     let rows = replicates(&replicas, &splits, &path)?;
     let points = replicas.len() * splits.len();

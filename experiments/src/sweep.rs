@@ -92,7 +92,7 @@ pub fn execute(experiment: &Experiment, source: &Source, root: &Path) -> Result<
     }
     let text = ExperimentText { name: &experiment.name, text: &experiment.text };
     let machines: Vec<_> = machines.into_values().collect();
-    let output = Output::create(root, "sweep", Some(experiment.seed), Some(text), source, &machines)?;
+    let output = Output::create(root, "sweep", Some(experiment.seed), Some(text), source, &machines, &["rows.csv"])?;
     let path = output.path("rows.csv");
     let file = File::create(&path).map_err(|error| ExperimentError::write(&path, error))?;
     let rows = points(experiment, &groups, csv::Writer::from_writer(file))

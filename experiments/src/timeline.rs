@@ -155,6 +155,15 @@ impl Measured {
     }
 }
 
+/// Whether a file is the timeline of this very row: whatever both say of it is the same.
+///
+/// # Errors
+/// [`ExperimentError::Read`].
+pub fn is_of(file: &Path, row: &MeasuredRow) -> Result<bool, ExperimentError> {
+    let said = header(file)?;
+    Ok(!said.is_empty() && row.fields().iter().all(|(name, value)| said.get(name).is_none_or(|said| said == value)))
+}
+
 /// The fields above the columns.
 fn header(file: &Path) -> Result<BTreeMap<String, String>, ExperimentError> {
     let text = crate::data::read_text(file);

@@ -71,7 +71,8 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
     counter.finish_and_clear();
     let answer = prepared.predict(&case, &tuned.split)?;
     if let Some(root) = &args.output {
-        let output = Output::create(root, "tune", Some(case.seed), None, &source, &[&case.target.machine])?;
+        let output =
+            Output::create(root, "tune", Some(case.seed), None, &source, &[&case.target.machine], &["tried.csv"])?;
         output.write("tried.csv", &csv(&tuned))?;
     }
     if args.json {

@@ -348,6 +348,61 @@ fn who_edits_data_learns_of_the_field_before_the_hash() {
     all_refused(directory.path(), &[("figures --data data", "a CSV loads only with its provenance")]);
 }
 
+/// Two committed rows that `measure` wrote.
+fn measured_rows() -> Vec<String> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/measured/h200-timelines-2026-11-30.csv");
+    fs::read_to_string(file).expect("rows").lines().take(3).map(str::to_owned).collect()
+}
+
+#[test]
+fn compare_says_where_rows_are_wrong() {
+    let directory = empty();
+    let rows = measured_rows();
+    let columns: Vec<&str> = rows[0].split(',').collect();
+    let with = |column: &str, value: &str| {
+        let at = columns.iter().position(|name| *name == column).expect("a column");
+        let mut fields: Vec<&str> = rows[2].split(',').collect();
+        fields[at] = value;
+        format!("{}\n{}\n{}\n", rows[0], rows[1], fields.join(","))
+    };
+    let cases: Vec<(Vec<u8>, &str)> = vec![
+        (with("time_us", "fast").into(), "x.csv:3: time_us = \"fast\", allowed: a number from 0, or nothing"),
+        (with("time_us", "0").into(), "x.csv:3: time_us = \"0\", allowed: a number above 0 where the status is ok"),
+        (with("sm_mhz", "-1").into(), "x.csv:3: sm_mhz = \"-1\", allowed: a number from 0, or nothing"),
+        (with("compute", "many").into(), "x.csv:3: compute = \"many\", allowed: a whole number, or nothing"),
+        (with("form", "molten").into(), "x.csv:3: form = \"molten\", allowed: fused, unfused, bulk_synchronous"),
+        (with("option_set", "ours").into(), "x.csv:3: option_set = \"ours\", allowed: tilewire, published"),
+        // The same with the line ends of another system.
+        (with("n", "x").replace('\n', "\r\n").into(), "x.csv:3: n = \"x\", allowed: a whole number, or nothing"),
+        (format!("# a comment\n{}\n{}\n", rows[0], &rows[1][..40]).into(), "x.csv:3: "),
+        (
+            format!("{}\n{},more\n", rows[0], rows[1]).into(),
+            "x.csv:2: 60 fields, the header has 59: field 60 has no column",
+        ),
+        (Vec::new(), "x.csv: empty, expected a header line"),
+        ([with("form", "fu").as_bytes(), &b"gemm_rs,\xff\n"[..]].concat(), "x.csv:4: form = "),
+    ];
+    for (bytes, words) in cases {
+        fs::write(directory.path().join("x.csv"), bytes).expect("a file");
+        all_refused(directory.path(), &[("compare x.csv -o out", words)]);
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_take_the_last_file_takes_none() {
+    let directory = empty();
+    fs::write(directory.path().join("rows.csv"), measured_rows().join("\n") + "\n").expect("a file");
+    let predict = format!("predict {CASE} --split compute=118,send=6,reduce=8 -o out");
+    let lines = [("compare rows.csv -o out", "out/shapes.csv"), ("compare rows.csv -o out", "out/phases.svg")];
+    for (line, blocked) in lines.into_iter().chain([(&predict[..], "out/prediction.json")]) {
+        fs::create_dir_all(directory.path().join(blocked)).expect("a directory");
+        all_refused(directory.path(), &[(line, &format!("{blocked}: is a directory, where a file is to be written"))]);
+        fs::remove_dir(directory.path().join(blocked)).expect("still empty");
+    }
+    fs::write(directory.path().join("out/machines"), "").expect("a file");
+    all_refused(directory.path(), &[(&predict, "out/machines: is a file, where a directory is to be made")]);
+}
+
 #[test]
 fn output_that_cannot_be_written_is_no_success() {
     let Ok(full) = fs::File::options().write(true).open("/dev/full") else { return };

@@ -51,15 +51,19 @@ pub struct Frame {
     pub footer: String,
 }
 
+/// Names of the files that [`save`] makes of a stem.
+pub fn files(stem: &str) -> [String; 2] {
+    // Appended, not `with_extension`: a stem may hold dots.
+    ["png", "svg"].map(|extension| format!("{stem}.{extension}"))
+}
+
 /// Writes `stem.png` and `stem.svg`; returns their paths.
 ///
 /// # Errors
 /// [`ExperimentError::Write`].
 pub fn save(drawing: &impl Drawing, stem: &Path) -> Result<[PathBuf; 2], ExperimentError> {
     style::register_fonts();
-    // Appended, not `with_extension`: a stem may hold dots.
-    let path = |extension: &str| PathBuf::from(format!("{}.{extension}", stem.display()));
-    let (png, svg) = (path("png"), path("svg"));
+    let [png, svg] = files(&stem.display().to_string()).map(PathBuf::from);
     write_png(drawing, &png).map_err(|error| ExperimentError::write(&png, error))?;
     let text = svg_text(drawing).map_err(|error| ExperimentError::write(&svg, error))?;
     fs::write(&svg, text).map_err(|error| ExperimentError::write(&svg, error))?;
