@@ -43,6 +43,19 @@ send = { from = 2, to = 10 }
 reduce = { from = 4, to = 40, step = 4 }
 "#;
 
+/// The same number with tilewire's options, whose tiles wait for their owner's.
+const GEMM_AR_900_TILEWIRE: &str = r#"
+question = "How fast is a sweep of 900 splits?"
+kernel = "gemm_ar"
+cluster = "2x8-h200-efa"
+execution = "full"
+shape = { m = 8192, n = 8192, k = 512 }
+[split]
+compute = "rest"
+send = { from = 1, to = 18 }
+reduce = { from = 1, to = 50 }
+"#;
+
 /// 4,969 splits of a case that one rank stands for.
 const GEMM_RS_5000: &str = r#"
 question = "How fast is a sweep of 5,000 splits?"
@@ -101,6 +114,7 @@ fn jobs() -> Vec<Job> {
     job("tune", 20.0, format!("predict {moe} --split auto"), None);
     for (name, goal_s, text) in [
         ("gemm_ar_900", 3.0, GEMM_AR_900),
+        ("gemm_ar_900_tilewire", 3.0, GEMM_AR_900_TILEWIRE),
         ("gemm_rs_5000", 30.0, GEMM_RS_5000),
         ("ring_5000", 30.0, RING_5000),
         ("moe_5000", 150.0, MOE_5000),

@@ -5,7 +5,7 @@
 //! `cluster=2x2`, `node=all` (or a number: only that node's ranks are started here), `address=127.0.0.1:7311`,
 //! `transport=loopback` (or `verbs-rc`), `proxies=1`, `dir=/dev/shm`, `patience_s=20`, `silence_s=10`, `runs=2`,
 //! `other_build=` (the version that the last node claims), `spoil=0`, `rounds=10000`, `bytes=256`, `writes=200`, `fifo=64`, `devices=` (one for each node, `a+b` for two rails), `gid_index=`,
-//! `queue_pairs=4`, `in_flight=64`, `signal_every=8`, `inline=1`, `immediates=0`, `timeout=14`, `retries=7`, `answer_s=30`, `registration=host`, `kernel=all`, `delay_ms=0`.
+//! `queue_pairs=4`, `in_flight=64`, `signal_every=8`, `inline=1`, `immediates=0`, `timeout=`, `retries=7`, `answer_s=30`, `registration=host`, `kernel=all`, `delay_ms=0`.
 //! The secret is `TILEWIRE_SECRET`. WHAT is `values`, `rounds`, `speed`, `listen` or `hold`.
 
 #[path = "../../kernels/tests/small/mod.rs"]
@@ -163,7 +163,7 @@ fn verbs(node: u16, keys: &Keys) -> Result<Wire, HostError> {
         in_flight_max: keys.number("in_flight", default.in_flight_max).map_err(failed)?,
         signal_every: keys.number("signal_every", default.signal_every).map_err(failed)?,
         inline_flags: keys.number("inline", 1u8).map_err(failed)? != 0,
-        timeout: keys.number("timeout", default.timeout).map_err(failed)?,
+        timeout: keys.0.get("timeout").map(|text| text.parse()).transpose().map_err(failed)?,
         retries: keys.number("retries", default.retries).map_err(failed)?,
         answer: Duration::from_secs(keys.number("answer_s", default.answer.as_secs()).map_err(failed)?),
         ..default

@@ -5,14 +5,13 @@
 
 use crate::device::{Device, HwError, Module, check};
 use crate::exported::Mapping;
-use crate::lower::{
-    DeviceRegion, DeviceRole, DeviceSignal, DeviceStart, DeviceTask, DeviceWait, MAX_MAPS, MapKind, MapSpec, Program,
-};
+use crate::lower::{MAX_MAPS, MapKind, MapSpec, Program};
 use crate::memory::{DeviceMemory, SharedMemory};
 use crate::proxy::{Posting, Proxy, Stream};
 use crate::remote::{Place, Remote};
 use crate::timeline::{self, CtaTimes, Stamps, TaskTime};
 use crate::transport::segment::Layout;
+use crate::upload::Arrays;
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
@@ -37,6 +36,7 @@ struct Parameters {
     regions: u64,
     roles: u64,
     starts: u64,
+    orders: u64,
     sources: u64,
     words: u64,
     fifo: u64,
@@ -46,7 +46,7 @@ struct Parameters {
     fifo_head: u32,
     run: u32,
     peers: u32,
-    unused: u32,
+    maps: u32,
 }
 
 /// A tensor map as the driver writes it.
@@ -119,11 +119,8 @@ pub(crate) fn place(schedule: &Schedule, program: &Program, base: u64, bytes: us
     let places = places(program, program.gpu);
     let buffers: Vec<u64> = places.arenas.iter().map(|&(at, _)| at as u64).collect();
     let too_many = || HwError::Unsupported { what: "schedules with more than 2^31 flags".to_owned() };
-    let layout = Layout::placed(schedule, &buffers, places.words.0 as u64, bytes as u64).ok_or_else(too_many)?;
-    let beside = Layout::new(schedule).ok_or_else(too_many)?;
-    let apart =
-        |index: usize| layout.buffer(index).0 - layout.buffer(0).0 == beside.buffer(index).0 - beside.buffer(0).0;
-    assert!((0..buffers.len()).all(apart), "buffers lie alike on the GPU and beside it");
+    let placed = Layout::placed(schedule, &buffers, places.words.0 as u64, bytes as u64);
+    let (layout, beside) = placed.ok_or_else(too_many)?;
     Ok(Place { base, layout, beside })
 }
 
@@ -182,8 +179,13 @@ impl Addresses {
         Self { arenas, words }
     }
 
+    /// An arena's first byte.
+    pub(crate) fn arena(&self, arena: u32) -> u64 {
+        self.arenas[arena as usize]
+    }
+
     /// A word of a GPU.
-    fn word(&self, gpu: u32, word: u32) -> u64 {
+    pub(crate) fn word(&self, gpu: u32, word: u32) -> u64 {
         self.words[gpu as usize] + u64::from(word) * 4
     }
 }
@@ -200,6 +202,10 @@ pub struct Runner<'a> {
     words: DeviceMemory,
     addresses: Addresses,
     memory: Arrays,
+    /// By run of a batch, launch and block.
+    times: DeviceMemory,
+    /// By task, when they are recorded.
+    stamps: Option<DeviceMemory>,
     maps: Box<[TensorMap; MAX_MAPS]>,
     handles: Handles,
     fifo: SharedMemory,
@@ -224,62 +230,13 @@ unsafe impl Send for Handles {}
 // SAFETY: as above; they are never written.
 unsafe impl Sync for Handles {}
 
-/// The program's arrays on the device.
-struct Arrays {
-    tasks: DeviceMemory,
-    waits: DeviceMemory,
-    signals: DeviceMemory,
-    regions: DeviceMemory,
-    roles: DeviceMemory,
-    /// By launch.
-    starts: Vec<DeviceMemory>,
-    sources: DeviceMemory,
-    /// By run of a batch, launch and block.
-    times: DeviceMemory,
-    /// By task, when they are recorded.
-    stamps: Option<DeviceMemory>,
-}
-
-impl Arrays {
-    fn new(program: &Program, addresses: &Addresses) -> Result<Self, HwError> {
-        let base = |arena: u32| addresses.arenas[arena as usize];
-        let signals: Vec<DeviceSignal> = program
-            .signals
-            .iter()
-            .map(|signal| DeviceSignal {
-                address: addresses.word(signal.gpu, signal.address as u32),
-                gpu: u32::from(signal.gpu != program.gpu),
-                ..*signal
-            })
-            .collect();
-        let regions: Vec<DeviceRegion> = program
-            .regions
-            .iter()
-            .map(|&region| DeviceRegion { address: base(region.arena) + region.address, ..region })
-            .collect();
-        let row = |source: &Option<(u32, u64)>| source.map_or(0, |(arena, offset)| base(arena) + offset);
-        let sources: Vec<u64> = program.sources.iter().map(row).collect();
-        Ok(Self {
-            tasks: DeviceMemory::of::<DeviceTask>(&program.tasks)?,
-            waits: DeviceMemory::of::<DeviceWait>(&program.waits)?,
-            signals: DeviceMemory::of::<DeviceSignal>(&signals)?,
-            regions: DeviceMemory::of::<DeviceRegion>(&regions)?,
-            roles: DeviceMemory::of::<DeviceRole>(&program.roles)?,
-            starts: program
-                .launches
-                .iter()
-                .map(|launch| DeviceMemory::of::<DeviceStart>(&launch.starts))
-                .collect::<Result<_, _>>()?,
-            sources: DeviceMemory::of::<u64>(&sources)?,
-            times: DeviceMemory::new(MAX_BATCH * blocks(program) * size_of::<CtaTimes>())?,
-            stamps: None,
-        })
-    }
-}
-
 /// Blocks of all launches.
 fn blocks(program: &Program) -> usize {
     program.launches.iter().map(|launch| launch.starts.len()).sum()
+}
+
+fn cta_times_memory(program: &Program) -> Result<DeviceMemory, HwError> {
+    DeviceMemory::new(MAX_BATCH * blocks(program) * size_of::<CtaTimes>())
 }
 
 impl<'a> Runner<'a> {
@@ -330,6 +287,8 @@ impl<'a> Runner<'a> {
             arenas,
             words,
             memory: Arrays::new(&program, addresses)?,
+            times: cta_times_memory(&program)?,
+            stamps: None,
             handles: Handles { module, function: module.function(&program.entry, SMEM_BYTES)?, events },
             addresses: addresses.clone(),
             program: Program::default(),
@@ -349,6 +308,7 @@ impl<'a> Runner<'a> {
     pub fn replace(&mut self, program: Program) -> Result<(), HwError> {
         self.device.make_current()?;
         self.memory = Arrays::new(&program, &self.addresses)?;
+        (self.times, self.stamps) = (cta_times_memory(&program)?, None);
         self.handles.function = self.handles.module.function(&program.entry, SMEM_BYTES)?;
         self.prepare(program)
     }
@@ -487,16 +447,17 @@ impl<'a> Runner<'a> {
                     regions: self.memory.regions.address,
                     roles: self.memory.roles.address,
                     starts: starts.address,
+                    orders: self.memory.orders.address,
                     sources: self.memory.sources.address,
                     words: self.words.address,
                     fifo: self.fifo.address + (index * (self.puts + 1) * 8) as u64,
                     blocked: self.blocked.address,
-                    times: self.memory.times.address + (first_block * size_of::<CtaTimes>()) as u64,
-                    stamps: self.memory.stamps.as_ref().map_or(0, |stamps| stamps.address),
+                    times: self.times.address + (first_block * size_of::<CtaTimes>()) as u64,
+                    stamps: self.stamps.as_ref().map_or(0, |stamps| stamps.address),
                     fifo_head: self.program.words,
                     run: self.run + index as u32,
                     peers: u32::from(self.program.gpus > 1),
-                    unused: 0,
+                    maps: self.program.maps.len() as u32,
                 };
                 let mut list: [*mut c_void; 2] =
                     [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
@@ -538,7 +499,7 @@ impl<'a> Runner<'a> {
     /// Of the `index`-th run of the last batch, all launches, block by block.
     fn cta_times(&self, index: usize) -> Result<Vec<CtaTimes>, HwError> {
         let blocks = blocks(&self.program);
-        self.memory.times.read_at(index * blocks * size_of::<CtaTimes>(), blocks)
+        self.times.read_at(index * blocks * size_of::<CtaTimes>(), blocks)
     }
 
     /// From now on, runs record when each task went on, or no longer do. It costs a few stores per task.
@@ -548,7 +509,7 @@ impl<'a> Runner<'a> {
     pub fn record(&mut self, on: bool) -> Result<(), HwError> {
         let bytes = self.program.tasks.len() * size_of::<Stamps>();
         self.device.make_current()?;
-        self.memory.stamps = if on { Some(DeviceMemory::new(bytes)?) } else { None };
+        self.stamps = if on { Some(DeviceMemory::new(bytes)?) } else { None };
         Ok(())
     }
 
@@ -557,7 +518,7 @@ impl<'a> Runner<'a> {
     /// # Errors
     /// [`HwError::Cuda`].
     pub fn timeline(&self) -> Result<Vec<TaskTime>, HwError> {
-        let Some(stamps) = &self.memory.stamps else { return Ok(Vec::new()) };
+        let Some(stamps) = &self.stamps else { return Ok(Vec::new()) };
         self.device.make_current()?;
         let stamps: Vec<Stamps> = stamps.read(self.program.tasks.len())?;
         let times = self.cta_times(0)?;

@@ -36,4 +36,5 @@ pub mod remote;
 mod samples;
 pub mod timeline;
 pub mod transport;
+mod upload;
 pub mod values;

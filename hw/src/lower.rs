@@ -264,6 +264,7 @@ impl Program {
             ctas: 0,
             cursor: self.words,
             claimed: self.words + 1,
+            ..DeviceRole::default()
         };
         match spec.claim {
             Claim::Strided => {}

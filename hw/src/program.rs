@@ -156,6 +156,10 @@ pub struct DeviceRole {
     pub cursor: u32,
     /// First word of the claims.
     pub claimed: u32,
+    /// First of its tiles among those of the program, when it is uploaded.
+    pub first_order: u32,
+    /// Padding.
+    pub unused: u32,
 }
 
 /// `Start` of `program.cuh`.

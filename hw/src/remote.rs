@@ -9,8 +9,10 @@
 //! The proxies and transports are the host device's. No machine with a GPU and an RDMA NIC was at hand: the bounce buffer
 //! has met a GPU over loopback between processes, RDMA has met CPU memory only, and GPU memory has met no NIC.
 
+mod copies;
+
 use crate::bootstrap::{BootstrapError, Session};
-use crate::device::{Device, HwError, check};
+use crate::device::{Device, HwError};
 use crate::exported::Mapping;
 use crate::host::{HostError, Memory, Wire, share};
 use crate::memory::SharedMemory;
@@ -24,10 +26,9 @@ use crate::transport::registration::Path;
 use crate::transport::ring::{Puts, Ring};
 use crate::transport::segment::{Layout, Segment};
 use crate::transport::{Command, Told, Transport, TransportError, Word, Words};
-use cudarc::driver::sys;
+use copies::{Copies, Pinned, copies_failed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -220,10 +221,10 @@ impl Settled {
         let own = segments[session.place().rank as usize].clone();
         let own = own.ok_or_else(|| HwError::Party("this rank has no segment".to_owned()))?;
         let pinned = Arc::new(Pinned::new(device, own)?);
-        let shift = place.base + place.layout.buffer(0).0;
-        let from = place.beside.buffer(0).0;
+        // Buffers lie alike in both, so that the first one tells where all are.
+        let at = (place.base + place.layout.buffer(0).0, place.beside.buffer(0).0);
         let copier = |_: &Arc<Segment>| -> Result<Box<dyn Copier>, TransportError> {
-            let copies = Copies::new(device, pinned.clone(), (shift, from));
+            let copies = Copies::new(device, pinned.clone(), at);
             copies.map(|copies| Box::new(copies) as Box<dyn Copier>).map_err(copies_failed)
         };
         let landings = Arc::new(incoming.landings.clone());
@@ -237,97 +238,6 @@ impl Settled {
 fn memory_directory() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     if memory.is_dir() { memory } else { std::env::temp_dir() }
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "it is a conversion")]
-fn copies_failed(error: HwError) -> TransportError {
-    TransportError::Copies(error.to_string())
-}
-
-/// A host segment whose pages the driver has pinned, so that copies run by themselves.
-struct Pinned {
-    segment: Arc<Segment>,
-}
-
-impl Pinned {
-    fn new(device: Device, segment: Arc<Segment>) -> Result<Self, HwError> {
-        device.make_current()?;
-        // SAFETY: the segment's mapping lives as long as `self`, which takes the pages back.
-        check("cuMemHostRegister", unsafe {
-            sys::cuMemHostRegister_v2(segment.address().cast(), segment.bytes() as usize, 0)
-        })?;
-        Ok(Self { segment })
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: registered once. After a trap the call fails, and nothing is left to undo.
-        unsafe { sys::cuMemHostUnregister(self.segment.address().cast()) };
-    }
-}
-
-/// Copies by copy engines between a GPU's memory and the segment that stands for it.
-struct Copies {
-    pinned: Arc<Pinned>,
-    /// Device address of what lies at this offset of the segment.
-    at: (u64, u64),
-    streams: [Stream; 2],
-    /// Copies out and in that have ended, written by the streams.
-    ended: SharedMemory,
-    begun: [u64; 2],
-}
-
-impl Copies {
-    fn new(device: Device, pinned: Arc<Pinned>, at: (u64, u64)) -> Result<Self, HwError> {
-        device.make_current()?;
-        Ok(Self { pinned, at, streams: [Stream::new()?, Stream::new()?], ended: SharedMemory::new(8)?, begun: [0; 2] })
-    }
-
-    fn begin(&mut self, way: usize, offset: u64, bytes: u64) -> Result<(), HwError> {
-        let (gpu, from) = self.at;
-        let (device, stream) = (gpu + offset - from, &self.streams[way]);
-        let segment = &self.pinned.segment;
-        assert!(offset + bytes <= segment.bytes(), "bytes {offset}..{} of a segment", offset + bytes);
-        // SAFETY: inside the pinned segment, as just checked, and inside the GPU's memory, whose buffers lie alike; both
-        // outlive the connection.
-        unsafe {
-            let host = segment.address().add(offset as usize).cast::<c_void>();
-            match way {
-                OUT => check("cuMemcpyDtoHAsync", sys::cuMemcpyDtoHAsync_v2(host, device, bytes as usize, stream.0))?,
-                _ => check("cuMemcpyHtoDAsync", sys::cuMemcpyHtoDAsync_v2(device, host, bytes as usize, stream.0))?,
-            }
-        }
-        self.begun[way] += 1;
-        write(stream, self.ended.address + way as u64 * 4, self.begun[way] as u32)
-    }
-
-    fn ended(&self, way: usize) -> u64 {
-        let seen: u32 = self.ended.get(way);
-        // The word wraps, and is never 2^32 copies behind.
-        self.begun[way] - u64::from((self.begun[way] as u32).wrapping_sub(seen))
-    }
-}
-
-const OUT: usize = 0;
-const IN: usize = 1;
-
-impl Copier for Copies {
-    fn name(&self) -> &'static str {
-        "GPU memory through pinned host memory"
-    }
-
-    fn begin_out(&mut self, offset: u64, bytes: u64) -> Result<(), TransportError> {
-        self.begin(OUT, offset, bytes).map_err(copies_failed)
-    }
-
-    fn begin_in(&mut self, offset: u64, bytes: u64) -> Result<(), TransportError> {
-        self.begin(IN, offset, bytes).map_err(copies_failed)
-    }
-
-    fn ended(&mut self) -> Result<(u64, u64), TransportError> {
-        Ok((Self::ended(self, OUT), Self::ended(self, IN)))
-    }
 }
 
 /// The words of a GPU, raised by a stream.

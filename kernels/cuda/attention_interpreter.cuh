@@ -11,16 +11,7 @@
 #pragma once
 #include "attention_tile.cuh"
 #include "moves.cuh"
-
-// What the loader tells of a tile, in shared memory.
-struct AttentionOrder {
-  u64 state;
-  u64 logs;
-  u32 index;
-  u32 steps;  // 0: no more tiles
-  u32 flags;
-  u32 unused;
-};
+#include "orders.cuh"
 
 template <u32 Consumers, bool Overlapped>
 struct AttentionInterpreter {
@@ -28,120 +19,71 @@ struct AttentionInterpreter {
   static constexpr u32 kThreads = (Consumers + 1) * 128;
   static constexpr u32 kConsumerRegisters = Consumers == 3 ? 160 : 232;
   static constexpr u32 kProducerRegisters = Consumers == 3 ? 32 : 40;
-  static constexpr u32 kOrders = 2;
-  static constexpr u32 kAheadSteps = 2;  // steps of 2 us that fetching descriptors is ahead of their use
-  static constexpr u32 kOrder = (Tile::kSmemBytes + 7) / 8 * 8;
-  static constexpr u32 kOrderFull = kOrder + kOrders * sizeof(AttentionOrder);
-  static constexpr u32 kOrderEmpty = kOrderFull + kOrders * 8;
-  static constexpr u32 kJoin = kOrderEmpty + kOrders * 8;  // the role with tiles is known
-  static constexpr u32 kRole = kJoin + 8;
-  static constexpr u32 kEndCount = kRole + 4;
-  using Next = NextTile<(kEndCount + 4 + 15) / 16 * 16, 6>;  // q, k, v, state, o, l
-  using Signals = Signaller<Next::kEnd>;
+  static constexpr u32 kAheadSteps = 2;  // steps of 2 us that the claim of a tile is ahead of its first load
+  static constexpr u32 kJoin = (Tile::kSmemBytes + 7) / 8 * 8;  // the role with tiles is known
+  static constexpr u32 kHasRole = kJoin + 8;
+  static constexpr u32 kEndCount = kHasRole + 4;
+  // q, k, v, state, o, l; consumer warps and the storer
+  using Orders = OrderRing<(kEndCount + 4 + 15) / 16 * 16, 4, 6, Consumers * 4 + 1>;
+  using Signals = Signaller<(Orders::kEnd + 15) / 16 * 16>;
   // Copies go through Q, K and V; what is staged of O may still be read.
   using Moving = Moves<Consumers * 128, Tile::kO / kBoxBytes, 0, Signals::kEnd, Signals>;
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
   static constexpr float kScaleLog2 = 1.4426950408889634f * 0.08838834764831845f;  // log2(e) / sqrt(128)
 
-  static DEVICE void init(u32 smem) {
+  static DEVICE void init_tiles(u32 smem) {
     Tile::init_barriers(smem);
-    for (u32 s = 0; s < kOrders; ++s) {
-      mbarrier_init(smem + kOrderFull + s * 8, 1);
-      mbarrier_init(smem + kOrderEmpty + s * 8, Consumers * 4 + 1);  // consumer warps and the storer
-    }
     mbarrier_init(smem + kJoin, 1);
     store_shared(smem + kEndCount, 0);
+    Orders::init(smem);
+    mbarrier_init_fence();
+  }
+  static DEVICE void init_moves(u32 smem) {
     Signals::init(smem);
     Moving::init(smem);
     mbarrier_init_fence();
   }
 
-  static DEVICE volatile AttentionOrder& order(u32 slot) {
-    return reinterpret_cast<volatile AttentionOrder*>(dynamic_smem + kOrder)[slot];
-  }
-
-  // The role with tiles that the CTA comes to, or kNone.
-  static DEVICE u32 await_role(u32 smem) {
-    mbarrier_wait(smem + kJoin, 0);
-    return load_shared(smem + kRole);
-  }
-
   static DEVICE void load(u32 smem, const Program& p, const Maps& maps) {
-    const u32 role = await_role(smem);
-    if (role == kNone) return;
-    const Role& r = p.roles[role];
+    if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
     RingPosition at;
-    u32 index = claim_tile(p, r, 0);
-    Next::fetch_task(smem, p, 0, index);
-    Next::fetch_rest(smem, p, 0, index);
-    for (u32 turn = 0;; ++turn) {
-      const u32 slot = turn % kOrders;
-      mbarrier_wait(smem + kOrderEmpty + slot * 8, (turn / kOrders & 1) ^ 1);
-      volatile AttentionOrder& order_now = order(slot);
-      const u32 order_full = smem + kOrderFull + slot * 8;
-      order_now.index = index;
-      order_now.steps = 0;
-      if (index == kNone) {
-        mbarrier_arrive(order_full);
-        return;
-      }
-      stamp_taken(p, index);
-      Next::arrived();
-      const u32 flags = Next::task(turn).flags;
-      const bool stateful = (flags & (kFirst | kLast)) != (kFirst | kLast);
-      order_now.steps = Next::task(turn).steps;
-      order_now.flags = flags;
-      if (stateful) order_now.state = Next::region(turn, 3).address;
-      if (flags & kLast) order_now.logs = Next::region(turn, stateful ? 5 : 4).address;
-      mbarrier_arrive(order_full);
-      const u32 waited_for = Next::await_start(p, turn, index);
+    for (u32 turn = 0; Orders::await(smem, turn) != kNone; ++turn) {
+      stamp_taken(p, Orders::index(smem, turn));
+      const u32 steps = Orders::task(turn).steps;
+      const u32 waited_for = Orders::await_start(smem, p, turn);
       fence_global_to_async();
-      stamp_start(p, index, waited_for, 0);
+      stamp_start(p, Orders::index(smem, turn), waited_for, 0);
       mbarrier_wait(smem + Tile::kQEmpty, (turn & 1) ^ 1);
       mbarrier_arrive_expect_bytes(smem + Tile::kQFull, Tile::kQBytes);
-      tma_load(smem + Tile::kQ, &maps.map[Next::region(turn, 0).map], smem + Tile::kQFull, Next::region(turn, 0).row, 0);
-      u32 next = kNone;
-      for (u32 j = 0; j < Next::task(turn).steps; ++j) {
-        const u32 steps = Next::task(turn).steps;
-        if (const u32 step_waits = Next::task(turn).step_waits) Next::await_step(p, turn, index, step_waits, j, Next::task(turn).steps);
-        // Read anew at every step, because registers are dear, and before the wait, because after it every cycle counts.
-        const u32 k_map = Next::region(turn, 1).map, k_row = Next::region(turn, 1).row + j * kKvRows;
+      tma_load(smem + Tile::kQ, &maps.map[Orders::region(turn, 0).map], smem + Tile::kQFull, Orders::region(turn, 0).row, 0);
+      const u32 step_waits = Orders::task(turn).step_waits;
+      const u32 k_map = Orders::region(turn, 1).map, v_map = Orders::region(turn, 2).map;
+      const u32 k_row = Orders::region(turn, 1).row, v_row = Orders::region(turn, 2).row;
+      for (u32 j = 0; j < steps; ++j) {
+        if (j == Orders::claim_step(steps, kAheadSteps)) Orders::claim(smem, p, turn + 1);
+        if (step_waits > 0) Orders::await_step(smem, p, turn, step_waits, j, steps);
         mbarrier_wait(smem + Tile::kKEmpty + at.slot * 8, at.parity ^ 1);
         mbarrier_arrive_expect_bytes(smem + Tile::kKFull + at.slot * 8, kKvBytes);
-        tma_load(smem + Tile::kK + at.slot * kKvBytes, &maps.map[k_map], smem + Tile::kKFull + at.slot * 8, k_row, 0);
-        const u32 v_map = Next::region(turn, 2).map, v_row = Next::region(turn, 2).row + j * kKvRows;
+        tma_load(smem + Tile::kK + at.slot * kKvBytes, &maps.map[k_map], smem + Tile::kKFull + at.slot * 8, k_row + j * kKvRows, 0);
         mbarrier_wait(smem + Tile::kVEmpty + at.slot * 8, at.parity ^ 1);
         mbarrier_arrive_expect_bytes(smem + Tile::kVFull + at.slot * 8, kKvBytes);
-        tma_load(smem + Tile::kV + at.slot * kKvBytes, &maps.map[v_map], smem + Tile::kVFull + at.slot * 8, v_row, 0);
+        tma_load(smem + Tile::kV + at.slot * kKvBytes, &maps.map[v_map], smem + Tile::kVFull + at.slot * 8, v_row + j * kKvRows, 0);
         at.advance<2>();
-        if (j == Next::claim_step(steps, kAheadSteps)) {
-          next = claim_tile(p, r, turn + 1);
-          Next::fetch_task(smem, p, turn + 1, next);
-        }
-        if (j == Next::rest_step(steps, kAheadSteps)) Next::fetch_rest(smem, p, turn + 1, next);
       }
-      index = next;
     }
   }
 
   static DEVICE void store(u32 smem, const Program& p, const Maps& maps) {
-    if (await_role(smem) == kNone) return;
-    u32 parity = 0;
-    RingPosition order_at;
-    for (;;) {
-      mbarrier_wait(smem + kOrderFull + order_at.slot * 8, order_at.parity);
-      const u32 index = order(order_at.slot).index;
-      mbarrier_arrive(smem + kOrderEmpty + order_at.slot * 8);
-      order_at.advance<kOrders>();
+    for (u32 turn = 0;; ++turn) {
+      const u32 index = Orders::await(smem, turn);
       if (index == kNone) return;
-      const Task task = p.tasks[index];
+      const volatile Task& task = Orders::task(turn);
       const bool last = (task.flags & kLast) != 0;
-      const u32 out = task.first_region + ((task.flags & kFirst) ? 3 : 4);
+      const volatile Region& o = Orders::region(turn, task.flags & kFirst ? 3 : 4);
       for (u32 c = 0; c < Consumers; ++c) {
-        mbarrier_wait(smem + Tile::kOReady + c * 8, parity);
+        mbarrier_wait(smem + Tile::kOReady + c * 8, turn & 1);
         if (last) {
-          const Region& o = p.regions[out];
           tma_store(&maps.map[o.map], smem + Tile::kO + c * (64 * kHeadDim * 2), o.row + c * 64, 0);
           store_commit();
         }
@@ -149,36 +91,40 @@ struct AttentionInterpreter {
       stamp_free(p, index);
       if (last) store_wait_smem_read<0>();
       for (u32 c = 0; c < Consumers; ++c) mbarrier_arrive(smem + Tile::kOFree + c * 8);
-      parity ^= 1;
+      const u32 signals = task.signals, first_signal = task.first_signal;
+      Orders::give_back(smem, turn);
       if (last) store_wait_visible<0>();
-      Signals::post(smem, p, index, task.signals, task.first_signal);
+      Signals::post(smem, p, index, signals, first_signal);
     }
   }
 
   // A consumer; returns when the loader has no more tiles.
   static DEVICE void attend(u32 smem, u32 consumer) {
     typename Tile::Consumer me = Tile::make_consumer(smem, consumer);
-    RingPosition order_at;
     Tile::begin_turns(consumer);
-    for (;;) {
-      mbarrier_wait(smem + kOrderFull + order_at.slot * 8, order_at.parity);
-      const u32 steps = order(order_at.slot).steps;
+    for (u32 turn = 0;; ++turn) {
+      u32 steps, flags;
+      Orders::await_steps(smem, turn, steps, flags);
       if (steps == 0) break;
-      const u8* from = order(order_at.slot).flags & kFirst ? nullptr : reinterpret_cast<u8*>(order(order_at.slot).state);
       typename Tile::State state;
-      Tile::attend_block(smem, me, state, steps, kScaleLog2, from);
-      if (order(order_at.slot).flags & kLast) {
-        Tile::write_logs(state, kScaleLog2, reinterpret_cast<float*>(order(order_at.slot).logs), consumer);
+      // Two paths: what the products might have begun with costs each of their steps.
+      if (flags & kFirst) {
+        Tile::attend_block(smem, me, state, steps, kScaleLog2, nullptr);
+      } else {
+        Tile::attend_block(smem, me, state, steps, kScaleLog2, reinterpret_cast<const u8*>(Orders::region(turn, 3).address));
+      }
+      if (flags & kLast) {
+        const u64 logs = Orders::region(turn, flags & kFirst ? 4 : 5).address;
+        Tile::write_logs(state, kScaleLog2, reinterpret_cast<float*>(logs), consumer);
         Tile::stage_output(smem, state.o, state.row_sum, consumer, me.task_parity);
       } else {
-        Tile::write_state(state, reinterpret_cast<u8*>(order(order_at.slot).state), consumer);
+        Tile::write_state(state, reinterpret_cast<u8*>(Orders::region(turn, 3).address), consumer);
         __syncwarp();
         if (lane_id() == 0) mbarrier_arrive(smem + Tile::kOReady + consumer * 8);
       }
       me.task_parity ^= 1;
       __syncwarp();
-      if (lane_id() == 0) mbarrier_arrive(smem + kOrderEmpty + order_at.slot * 8);
-      order_at.advance<kOrders>();
+      if (lane_id() == 0) Orders::give_back(smem, turn);
     }
     Tile::end_turns(consumer);
   }
@@ -186,7 +132,7 @@ struct AttentionInterpreter {
   // From role to role, up to one with tiles or to the end.
   static DEVICE u32 move_on(u32 smem, const Program& p, const Maps& maps, u32 role) {
     while (role != kNone && p.roles[role].tiles == 0) {
-      role = Moving::move(smem, p, maps, role, p.starts[block_index()].cta, thread_index());
+      role = Moving::move(smem, p, maps, role, Orders::start().cta, thread_index());
     }
     return role;
   }
@@ -195,24 +141,22 @@ struct AttentionInterpreter {
     constexpr u32 kParties = 3;
     const u32 smem = smem_address(dynamic_smem);
     const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
-    if (threadIdx.x == 0) {
-      if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
-      begin_cta(p);
-      init(smem);
-    }
+    begin_cta(p, maps, kThreads);
+    if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
+    if (threadIdx.x == 0) init_tiles(smem);
+    if (threadIdx.x == 32) init_moves(smem);
+    if (threadIdx.x / 32 == Consumers * 4) Orders::fetch_start(smem, p);
     __syncthreads();
     if (group < Consumers) {
       registers_increase<kConsumerRegisters>();
       // The two orders are written out: with movers on both sides of them the tiles do not keep to their registers.
-      const u32 first = p.starts[block_index()].role;
-      if (p.roles[first].tiles) {
-        join(smem, first);
+      if (Orders::start().of.tiles) {
         attend(smem, group);
         named_barrier_sync(kMoverBarrier, Consumers * 128);
-        move_on(smem, p, maps, p.roles[load_shared(smem + kRole)].recycle);
+        move_on(smem, p, maps, Orders::start().of.recycle);
       } else {
-        const u32 role = move_on(smem, p, maps, first);
-        join(smem, role);
+        const u32 role = move_on(smem, p, maps, Orders::start().role);
+        join(smem, p, role);
         if (role != kNone) attend(smem, group);
       }
       if (threadIdx.x == 0) end_party(p, smem + kEndCount, kParties, smem + Tile::kFinished);
@@ -235,9 +179,10 @@ struct AttentionInterpreter {
   }
 
   // The consumers have come to a role with tiles, or to the end.
-  static DEVICE void join(u32 smem, u32 role) {
+  static DEVICE void join(u32 smem, const Program& p, u32 role) {
     if (threadIdx.x != 0) return;
-    store_shared(smem + kRole, role);
+    store_shared(smem + kHasRole, role != kNone);
+    if (role != kNone) Orders::put_role(p.roles[role]);
     mbarrier_arrive(smem + kJoin);
   }
 };

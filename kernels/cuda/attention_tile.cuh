@@ -66,7 +66,7 @@ struct AttentionTile {
       mbarrier_init(smem + kOReady + i * 8, 4);
       mbarrier_init(smem + kOFree + i * 8, 1);
     }
-    watchdog_clear(smem + kFinished);
+    watchdog_init(smem + kFinished);
     mbarrier_init_fence();
   }
 
@@ -192,13 +192,14 @@ struct AttentionTile {
     return me;
   }
 
-  // One consumer warpgroup.
-  static DEVICE void attend(u32 smem, const AttentionProblem& p, u32 first, u32 stride, u32 consumer) {
+  // One consumer warpgroup; logarithms are left out if `logs` is null.
+  static DEVICE void attend(u32 smem, const AttentionProblem& p, u32 first, u32 stride, u32 consumer, float* logs) {
     Consumer me = make_consumer(smem, consumer);
     begin_turns(consumer);
     for (u32 t = first; t < p.tasks; t += stride) {
       State state;
       attend_block(smem, me, state, p.kv_blocks, p.scale_log2, nullptr);
+      if (logs != nullptr) write_logs(state, p.scale_log2, logs + t * kQRows, consumer);
       stage_output(smem, state.o, state.row_sum, consumer, me.task_parity);
       me.task_parity ^= 1;
     }

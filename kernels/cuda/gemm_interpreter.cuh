@@ -13,135 +13,103 @@
 #pragma once
 #include "gemm_tile.cuh"
 #include "moves.cuh"
+#include "orders.cuh"
 
-constexpr u32 kTaskSlots = 4;
-constexpr u32 kAhead = 3;     // steps of 0.64 us that fetching descriptors is ahead of their use
+constexpr u32 kAhead = 4;     // steps of 0.6 us that the claim of a tile is ahead of its first load
 constexpr u32 kEndSlots = 8;  // how far one storer may be ahead of the other, in tasks
+
+// What the loader says of the operands in a stage.
+enum StageNote : u32 { kMoreSteps, kLastStep, kLastOfAll };
 
 template <bool LoopPipelined, Drain DrainRule>
 struct GemmInterpreter {
   static constexpr bool kDeferred = DrainRule == Drain::Deferred;
-  using Tile = GemmTile<LoopPipelined, DrainRule, 1, 4, kDeferred ? 2 : 4, true>;
-  static constexpr u32 kTaskFull = Tile::kSmemBytes;
-  static constexpr u32 kTaskEmpty = kTaskFull + kTaskSlots * 8;
-  static constexpr u32 kTaskIndex = kTaskEmpty + kTaskSlots * 8;
-  static constexpr u32 kTaskSteps = kTaskIndex + kTaskSlots * 4;
-  static constexpr u32 kEnds = kTaskSteps + kTaskSlots * 4;
-  static constexpr u32 kJoin = kEnds + kEndSlots * 4;  // the role with tiles is known
-  static constexpr u32 kRole = kJoin + 8;
-  static constexpr u32 kEndCount = kRole + 4;
-  using Next = NextTile<(kEndCount + 4 + 15) / 16 * 16, 2>;  // a and b
-  using Signals = Signaller<Next::kEnd>;
+  static constexpr u32 kStages = 4;
+  using Tile = GemmTile<LoopPipelined, DrainRule, 1, kStages, kDeferred ? 2 : 4, true>;
+  static constexpr u32 kNotes = Tile::kSmemBytes;
+  static constexpr u32 kEnds = kNotes + kStages * 4;
+  static constexpr u32 kJoin = (kEnds + kEndSlots * 4 + 7) / 8 * 8;  // the role with tiles is known
+  static constexpr u32 kHasRole = kJoin + 8;
+  static constexpr u32 kEndCount = kHasRole + 4;
+  using Orders = OrderRing<(kEndCount + 4 + 15) / 16 * 16, 4, 3, kConsumers>;  // a, b, one output; the storers
+  using Signals = Signaller<(Orders::kEnd + 15) / 16 * 16>;
   // Copies go through the operand stages, above an aliased output.
   using Moving = Moves<kConsumers * 128, kDeferred ? 12 : 8, kDeferred ? 0 : kConsumers * kChunksPerTile * kChunkBytes,
                        Signals::kEnd, Signals>;
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
 
-  static DEVICE void init(u32 smem) {
+  static DEVICE void init_tiles(u32 smem) {
     Tile::init_barriers(smem);
-    for (u32 s = 0; s < kTaskSlots; ++s) {
-      mbarrier_init(smem + kTaskFull + s * 8, 1);
-      mbarrier_init(smem + kTaskEmpty + s * 8, kConsumers * 4 + kConsumers);  // consumer warps and storers
-    }
     for (u32 s = 0; s < kEndSlots; ++s) store_shared(smem + kEnds + s * 4, 0);
     mbarrier_init(smem + kJoin, 1);
     store_shared(smem + kEndCount, 0);
+    Orders::init(smem);
+    mbarrier_init_fence();
+  }
+  static DEVICE void init_moves(u32 smem) {
     Signals::init(smem);
     Moving::init(smem);
     mbarrier_init_fence();
   }
 
-  // The role with tiles that the CTA comes to, or kNone.
-  static DEVICE u32 await_role(u32 smem) {
-    mbarrier_wait(smem + kJoin, 0);
-    return load_shared(smem + kRole);
-  }
-
   // --- warp 8: the loader
-  static DEVICE void publish(u32 smem, RingPosition& at, u32 index, u32 steps) {
-    mbarrier_wait(smem + kTaskEmpty + at.slot * 8, at.parity ^ 1);
-    store_shared(smem + kTaskIndex + at.slot * 4, index);
-    store_shared(smem + kTaskSteps + at.slot * 4, steps);
-    mbarrier_arrive(smem + kTaskFull + at.slot * 8);
-    at.advance<kTaskSlots>();
-  }
-
   static DEVICE void load(u32 smem, const Program& p, const Maps& maps) {
-    const u32 role = await_role(smem);
-    if (role == kNone) return;
-    const Role& r = p.roles[role];
-    RingPosition at, task_at;
-    u32 index = claim_tile(p, r, 0);
-    Next::fetch_task(smem, p, 0, index);
-    Next::fetch_rest(smem, p, 0, index);
-    for (u32 turn = 0; index != kNone; ++turn) {
-      stamp_taken(p, index);
-      Next::arrived();
-      const u32 steps = Next::task(turn).steps, step_waits = Next::task(turn).step_waits;
-      publish(smem, task_at, index, steps);
-      const u32 waited_for = Next::await_start(p, turn, index);
-      stamp_start(p, index, waited_for, 0);
+    if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
+    RingPosition at;
+    for (u32 turn = 0; Orders::await(smem, turn) != kNone; ++turn) {
+      stamp_taken(p, Orders::index(smem, turn));
+      const u32 steps = Orders::task(turn).steps, step_waits = Orders::task(turn).step_waits;
+      const u32 waited_for = Orders::await_start(smem, p, turn);
+      stamp_start(p, Orders::index(smem, turn), waited_for, 0);
       if (Tile::kAliased && turn > 0) mbarrier_wait(smem + Tile::kDrained, (turn - 1) & 1);
-      const volatile Region& a = Next::region(turn, 0);
-      const volatile Region& b = Next::region(turn, 1);
-      u32 next = kNone;
+      const u32 a_map = Orders::region(turn, 0).map, a_row = Orders::region(turn, 0).row;
+      const u32 a_column = Orders::region(turn, 0).column_block;
+      const u32 b_map = Orders::region(turn, 1).map, b_row = Orders::region(turn, 1).row;
+      const u32 b_column = Orders::region(turn, 1).column_block;
       for (u32 k = 0; k < steps; ++k) {
-        if (step_waits > 0) Next::await_step(p, turn, index, step_waits, k, steps);
+        if (k == Orders::claim_step(steps, kAhead)) Orders::claim(smem, p, turn + 1);
+        if (step_waits > 0) Orders::await_step(smem, p, turn, step_waits, k, steps);
         const u32 full = smem + Tile::kFull + at.slot * 8;
         const u32 stage = smem + at.slot * kStageBytes;
-        // Read anew at every step, because registers are dear, and before the wait, because after it every cycle counts.
-        const u32 a_map = a.map, a_row = a.row, a_column = a.column_block + k;
-        const u32 b_map = b.map, b_row = b.row + k * kTileK, b_column = b.column_block;
         mbarrier_wait(smem + Tile::kEmpty + at.slot * 8, at.parity ^ 1);
+        store_shared(smem + kNotes + at.slot * 4, k + 1 < steps ? kMoreSteps : Orders::index(smem, turn + 1) != kNone ? kLastStep : kLastOfAll);
         mbarrier_arrive_expect_bytes(full, kStageBytes);
-        tma_load(stage, &maps.map[a_map], full, a_row, a_column);
-        tma_load(stage + kABytes, &maps.map[b_map], full, b_row, b_column);
-        at.advance<4>();
-        if (k == Next::claim_step(steps, kAhead)) {
-          next = claim_tile(p, r, turn + 1);
-          Next::fetch_task(smem, p, turn + 1, next);
-        }
-        if (k == Next::rest_step(steps, kAhead)) Next::fetch_rest(smem, p, turn + 1, next);
+        tma_load(stage, &maps.map[a_map], full, a_row, a_column + k);
+        tma_load(stage + kABytes, &maps.map[b_map], full, b_row + k * kTileK, b_column);
+        at.advance<kStages>();
       }
-      index = next;
     }
-    publish(smem, task_at, kNone, 0);
   }
 
   // --- warps 9 and 10: the storers
   static DEVICE void store(u32 smem, const Program& p, const Maps& maps, u32 consumer) {
-    if (await_role(smem) == kNone) return;
     u32 parity = 0;
-    RingPosition task_at;
     for (u32 turn = 0;; ++turn) {
-      mbarrier_wait(smem + kTaskFull + task_at.slot * 8, task_at.parity);
-      const u32 index = load_shared(smem + kTaskIndex + task_at.slot * 4);
-      mbarrier_arrive(smem + kTaskEmpty + task_at.slot * 8);
-      task_at.advance<kTaskSlots>();
+      const u32 index = Orders::await(smem, turn);
       if (index == kNone) break;
-      const Task task = p.tasks[index];
-      for (u32 i = 0; i < task.output_waits; ++i) {
-        const Wait w = p.waits[task.first_wait + task.start_waits + task.step_waits + i];
+      const volatile Task& task = Orders::task(turn);
+      for (u32 i = 0, first = task.start_waits + task.step_waits; i < task.output_waits; ++i) {
+        const Wait w = Orders::wait(p, turn, first + i);
         for (u32 f = 0; f < w.count; ++f) await(p, w.word + f * w.stride, w.at_least, index, 1 + consumer);
         fence_global_to_async();
       }
+      const u32 outputs = task.outputs;
+      const volatile Region& one = Orders::region(turn, 2);
+      const u32 map = one.map, row = one.row + consumer * 64, column = one.column_block, add = one.add;
 #pragma unroll 1
       for (u32 c = 0; c < kChunksPerTile; ++c) {
         constexpr u32 kBuffers = kDeferred ? 2 : 4;
         const u32 buffer = c % kBuffers;
         const u32 slot = consumer * kBuffers + buffer;
+        const u32 from = smem + Tile::kStagingOffset + slot * kChunkBytes;
         mbarrier_wait(smem + Tile::kReady + slot * 8, parity);
         if (c == 0 && consumer == 0) stamp_free(p, index);
-        for (u32 o = 0; o < task.outputs; ++o) {
-          const Region& out = p.regions[task.first_region + 2 + o];
-          const TensorMap* map = &maps.map[out.map];
-          const u32 from = smem + Tile::kStagingOffset + slot * kChunkBytes;
-          if (out.add) {
-            tma_store_add(map, from, out.row + consumer * 64, out.column_block + c);
-          } else {
-            tma_store(map, from, out.row + consumer * 64, out.column_block + c);
-          }
+        store_chunk(maps, map, add, from, row, column + c);
+#pragma unroll 1
+        for (u32 o = 1; o < outputs; ++o) {
+          const Region& more = p.regions[task.first_region + 2 + o];
+          store_chunk(maps, more.map, more.add, from, more.row + consumer * 64, more.column_block + c);
         }
         store_commit();
         if constexpr (!Tile::kAliased) {
@@ -156,65 +124,56 @@ struct GemmInterpreter {
       }
       store_wait_visible<0>();
       if constexpr (DrainRule == Drain::Visible) mbarrier_arrive(smem + Tile::kDrained);
-      if (task.signals > 0 || p.stamps != nullptr) {
+      const u32 signals = task.signals, first_signal = task.first_signal;
+      Orders::give_back(smem, turn);
+      if (signals > 0 || p.stamps != nullptr) {
         // The second of the two storers speaks for both.
-        if (add_shared(smem + kEnds + turn % kEndSlots * 4, 1) & 1) {
-          Signals::post(smem, p, index, task.signals, task.first_signal);
-        }
+        if (add_shared(smem + kEnds + turn % kEndSlots * 4, 1) & 1) Signals::post(smem, p, index, signals, first_signal);
       }
+    }
+  }
+  static DEVICE void store_chunk(const Maps& maps, u32 map, u32 add, u32 from, u32 row, u32 column) {
+    if (add) {
+      tma_store_add(&maps.map[map], from, row, column);
+    } else {
+      tma_store(&maps.map[map], from, row, column);
     }
   }
 
   // --- warps 0 to 7: the consumers
+  // What a stage's note says is read while its products run: nothing but the next operands stands between two tiles.
   static DEVICE void multiply(u32 smem, u32 consumer) {
+    if (Orders::await(smem, 0) == kNone) return;
     float acc[128];
     u32 packed[64];
     bool pending = false;
     typename Tile::Consumer me = Tile::make_consumer(smem, consumer);
-    PackedRing<kTaskSlots> task_at;
-    for (;;) {
-      const u32 published = smem + kTaskFull + task_at.slot() * 8;
-      if constexpr (kDeferred) {
-        if (pending && !named_barrier_all(2 + consumer, 128, mbarrier_test(published, task_at.parity()))) {
-#pragma unroll
-          for (u32 c = 0; c < kChunksPerTile; ++c) Tile::stage_chunk(smem, me, packed, c);
-          pending = false;
-        }
-      }
-      mbarrier_wait(published, task_at.parity());
-      const u32 steps = load_shared(smem + kTaskSteps + task_at.slot() * 4);
-      __syncwarp();
-      if (lane_id() == 0) mbarrier_arrive(smem + kTaskEmpty + task_at.slot() * 8);
-      task_at.advance();
-      if (steps == 0) break;
-      u32 k = 0;
+    for (u32 note = kMoreSteps; note != kLastOfAll;) {
+      note = kMoreSteps;
       if constexpr (kDeferred) {
 #pragma unroll
         for (u32 c = 0; c < kChunksPerTile; ++c) {
-          if (c < steps) {
+          if (note == kMoreSteps) {
             const u32 full = smem + Tile::kFull + me.at.slot() * 8;
             if (pending) {
+              // All four warps must decide alike, see GemmTile.
               if (!named_barrier_all(2 + consumer, 128, mbarrier_test(full, me.at.parity()))) {
 #pragma unroll
                 for (u32 rest = c; rest < kChunksPerTile; ++rest) Tile::stage_chunk(smem, me, packed, rest);
                 pending = false;
               }
             }
-            mbarrier_wait(full, me.at.parity());
-            Tile::issue_step(me, acc, c != 0);
-            if (pending) Tile::stage_chunk(smem, me, packed, c);
-            Tile::finish_step(smem, me, c == 0);
-            ++k;
+            note = step(smem, me, acc, c == 0, [&] {
+              if (pending) Tile::stage_chunk(smem, me, packed, c);
+            });
           } else if (pending) {
             Tile::stage_chunk(smem, me, packed, c);
           }
         }
+      } else {
+        note = step(smem, me, acc, true, [] {});
       }
-      for (; k < steps; ++k) {
-        mbarrier_wait(smem + Tile::kFull + me.at.slot() * 8, me.at.parity());
-        Tile::issue_step(me, acc, k != 0);
-        Tile::finish_step(smem, me, k == 0);
-      }
+      while (note == kMoreSteps) note = step(smem, me, acc, false, [] {});
       Tile::finish_tile(smem, me);
       if constexpr (Tile::kAliased) named_barrier_sync(1, kConsumers * 128);
       Tile::pack_output(acc, packed);
@@ -226,17 +185,25 @@ struct GemmInterpreter {
       }
     }
     if constexpr (kDeferred) {
-      if (pending) {
 #pragma unroll
-        for (u32 c = 0; c < kChunksPerTile; ++c) Tile::stage_chunk(smem, me, packed, c);
-      }
+      for (u32 c = 0; c < kChunksPerTile; ++c) Tile::stage_chunk(smem, me, packed, c);
     }
+  }
+  // One k step, `beside` done while its products run; what its stage's note says.
+  template <class Beside>
+  static DEVICE u32 step(u32 smem, typename Tile::Consumer& me, float (&acc)[128], bool first, Beside beside) {
+    mbarrier_wait(smem + Tile::kFull + me.at.slot() * 8, me.at.parity());
+    Tile::issue_step(me, acc, !first);
+    const u32 note = __shfl_sync(~0u, load_shared(smem + kNotes + me.at.slot() * 4), 0);
+    beside();
+    Tile::finish_step(smem, me, first);
+    return note;
   }
 
   // From role to role, up to one with tiles or to the end.
   static DEVICE u32 move_on(u32 smem, const Program& p, const Maps& maps, u32 role) {
     while (role != kNone && p.roles[role].tiles == 0) {
-      role = Moving::move(smem, p, maps, role, p.starts[block_index()].cta, thread_index());
+      role = Moving::move(smem, p, maps, role, Orders::start().cta, thread_index());
     }
     return role;
   }
@@ -245,24 +212,22 @@ struct GemmInterpreter {
     constexpr u32 kParties = 4;
     const u32 smem = smem_address(dynamic_smem);
     const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
-    if (threadIdx.x == 0) {
-      if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
-      begin_cta(p);
-      init(smem);
-    }
+    begin_cta(p, maps, kGemmThreads);
+    if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
+    if (threadIdx.x == 0) init_tiles(smem);
+    if (threadIdx.x == 32) init_moves(smem);
+    if (threadIdx.x / 32 == kConsumers * 4) Orders::fetch_start(smem, p);
     __syncthreads();
     if (group < kConsumers) {
       registers_increase<232>();
       // The two orders are written out: with movers on both sides of them the products do not keep to their registers.
-      const u32 first = p.starts[block_index()].role;
-      if (p.roles[first].tiles) {
-        join(smem, first);
+      if (Orders::start().of.tiles) {
         multiply(smem, group);
         named_barrier_sync(kMoverBarrier, kConsumers * 128);
-        move_on(smem, p, maps, p.roles[load_shared(smem + kRole)].recycle);
+        move_on(smem, p, maps, Orders::start().of.recycle);
       } else {
-        const u32 role = move_on(smem, p, maps, first);
-        join(smem, role);
+        const u32 role = move_on(smem, p, maps, Orders::start().role);
+        join(smem, p, role);
         if (role != kNone) multiply(smem, group);
       }
       if (threadIdx.x == 0) end_party(p, smem + kEndCount, kParties, smem + Tile::kFinished);
@@ -285,9 +250,10 @@ struct GemmInterpreter {
   }
 
   // The consumers have come to a role with tiles, or to the end.
-  static DEVICE void join(u32 smem, u32 role) {
+  static DEVICE void join(u32 smem, const Program& p, u32 role) {
     if (threadIdx.x != 0) return;
-    store_shared(smem + kRole, role);
+    store_shared(smem + kHasRole, role != kNone);
+    if (role != kNone) Orders::put_role(p.roles[role]);
     mbarrier_arrive(smem + kJoin);
   }
 };

@@ -75,7 +75,7 @@ struct GemmTile {
   static constexpr u32 kReady = kEmpty + Stages * 8;
   static constexpr u32 kFree = kReady + kConsumers * StoreBuffers * 8;
   static constexpr u32 kDrained = kFree + kConsumers * StoreBuffers * 8;
-  static constexpr u32 kFinished = kDrained + 8;  // the watchdog's word
+  static constexpr u32 kFinished = kDrained + 8;  // the watchdog's barrier
   static constexpr u32 kSmemBytes = kFinished + 8;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
 
@@ -89,7 +89,7 @@ struct GemmTile {
       mbarrier_init(smem + kFree + i * 8, 1);
     }
     mbarrier_init(smem + kDrained, kConsumers);
-    watchdog_clear(smem + kFinished);
+    watchdog_init(smem + kFinished);
     mbarrier_init_fence();
   }
 

@@ -45,8 +45,8 @@ struct Moves {
             store_wait_visible<0>();
           }
         } else if (i >= slots) {
-          // The youngest store is that of unit i - lead - 1; with fewer than three slots it must be over.
-          slots < 3 ? store_wait_smem_read<0>() : store_wait_smem_read<1>();
+          // slots - lead - 1 stores are younger than the one that used this slot.
+          slots < 4 ? store_wait_smem_read<0>() : store_wait_smem_read<1>();
         }
         const u32 slot = first + i % slots;
         load(i, smem + Base + slot * kBoxBytes, smem + kFull + slot * 8);

@@ -64,6 +64,16 @@ struct Task {
   u32 flags;
 };
 
+// What a tile's loader, consumers and storers need to know, in one piece that one bulk copy fetches. Waits (start first) and
+// regions beyond those that fit are read where the task says.
+constexpr u32 kOrderWaits = 4;
+constexpr u32 kOrderRegions = 6;
+struct Order {
+  Task task;
+  Wait waits[kOrderWaits];
+  Region regions[kOrderRegions];
+};
+
 struct Role {
   u32 first_task;
   u32 tasks;
@@ -75,12 +85,18 @@ struct Role {
   u32 ctas;
   u32 cursor;    // word: next ticket, or the first task of the window
   u32 claimed;   // first word, one per task (Ready)
+  u32 first_order;  // of its tasks, if they are tiles
+  u32 unused;
 };
 
-// Where a CTA begins.
+// Where a CTA begins, with a copy of what it needs first: one trip to memory tells all.
 struct Start {
+  Role of;
   u32 role;
   u32 cta;
+  u32 index;  // of the task that is its first tile, if the claim decides it; else kNone
+  u32 unused;
+  Order first;
 };
 
 // A wait that lasts long, in host memory: what the watchdog's trap leaves behind.
@@ -116,6 +132,7 @@ struct Program {
   const Region* regions;
   const Role* roles;
   const Start* starts;
+  const Order* orders;
   const u64* sources;  // rows that gathers fetch: address, 0 for a row of zeros
   u32* words;       // flags, then tickets and claims; zero at the launch
   u64* fifo;        // host memory: (run << 32) + task + 1
@@ -125,7 +142,7 @@ struct Program {
   u32 fifo_head;    // word
   u32 run;
   u32 peers;        // other GPUs raise flags here
-  u32 unused;
+  u32 maps;         // how many there are
 };
 
 struct Maps {

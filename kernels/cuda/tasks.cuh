@@ -124,13 +124,13 @@ struct Signaller {
     u32 tail = 0;
     for (;;) {
       // Read before the posts: whoever posts does so before it is done.
-      const bool last = load_shared(smem + finished) != 0;
+      const bool last = watchdog_is_finished(smem + finished);
       const u32 posts = raise(smem, p, tail);
       tail += posts;
       if (posts > 0) continue;
       if (last) return;
       if (clock_cycles() - begin > kWatchdogCycles) __trap();
-      __nanosleep(50);
+      __nanosleep(20);
     }
   }
 
@@ -232,90 +232,6 @@ DEVICE u32 claim(const Program& p, const Role& r, u32 worker, u32 workers, u32 t
   }
 }
 
-// The descriptors of the next tile, fetched to shared memory while the loader still feeds the tile before: a task is
-// read, then what it names, and each of these loads takes most of a microsecond. One thread calls all of it. Shared words
-// lie from Control on; a tile has at most Regions regions.
-template <u32 Control, u32 Regions>
-struct NextTile {
-  static_assert(Control % 16 == 0 && sizeof(Task) % 16 == 0 && sizeof(Region) % 16 == 0 && sizeof(Wait) == 16, "16 bytes a piece");
-  static constexpr u32 kWaits = 4;  // those beyond are read where they lie
-  static constexpr u32 kRegions = sizeof(Task);
-  static constexpr u32 kWaitsAt = kRegions + Regions * sizeof(Region);
-  static constexpr u32 kBytes = kWaitsAt + kWaits * sizeof(Wait);
-  static constexpr u32 kEnd = Control + 2 * kBytes;
-
-  static DEVICE u32 slot(u32 turn) { return Control + (turn & 1) * kBytes; }
-  static DEVICE const volatile Task& task(u32 turn) { return *reinterpret_cast<const volatile Task*>(dynamic_smem + slot(turn)); }
-  static DEVICE const volatile Region& region(u32 turn, u32 i) {
-    return reinterpret_cast<const volatile Region*>(dynamic_smem + slot(turn) + kRegions)[i];
-  }
-  // The i-th wait of the task, start first.
-  static DEVICE Wait wait(const Program& p, u32 turn, u32 i) {
-    if (i >= kWaits) return p.waits[task(turn).first_wait + i];
-    const volatile Wait& w = reinterpret_cast<const volatile Wait*>(dynamic_smem + slot(turn) + kWaitsAt)[i];
-    return {w.word, w.count, w.stride, w.at_least};
-  }
-
-  static DEVICE void fetch(u32 to, const void* from, u32 bytes) {
-    for (u32 at = 0; at < bytes; at += 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(static_cast<const u8*>(from) + at) : "memory");
-    }
-  }
-  static DEVICE void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-  static DEVICE void fetch_task(u32 smem, const Program& p, u32 turn, u32 index) {
-    if (index != kNone) fetch(smem + slot(turn), p.tasks + index, sizeof(Task));
-  }
-  // What the task names; its task must have been fetched.
-  static DEVICE void fetch_rest(u32 smem, const Program& p, u32 turn, u32 index) {
-    if (index == kNone) return;
-    arrived();
-    const volatile Task& t = task(turn);
-    const u32 regions = min(Regions, t.inputs + t.outputs);
-    const u32 waits = min(kWaits, t.start_waits + t.step_waits);
-    fetch(smem + slot(turn) + kRegions, p.regions + t.first_region, regions * sizeof(Region));
-    fetch(smem + slot(turn) + kWaitsAt, p.waits + t.first_wait, waits * sizeof(Wait));
-  }
-
-  // Waits for the flags of the start; the word waited for last, or kNone.
-  static DEVICE u32 await_start(const Program& p, u32 turn, u32 index) {
-    u32 waited_for = kNone;
-    const u32 waits = task(turn).start_waits;
-    for (u32 i = 0; i < waits; ++i) {
-      const Wait w = wait(p, turn, i);
-      for (u32 f = 0; f < w.count; ++f) {
-        if (await(p, w.word + f * w.stride, w.at_least, index, 0)) waited_for = w.word + f * w.stride;
-      }
-    }
-    if (waits > 0) fence_global_to_async();
-    return waited_for;
-  }
-
-  // Waits for the flags that step `k` of `steps` is the first to need.
-  static DEVICE void await_step(const Program& p, u32 turn, u32 index, u32 step_waits, u32 k, u32 steps) {
-    const u32 start_waits = task(turn).start_waits;
-    for (u32 i = 0; i < step_waits; ++i) {
-      const Wait w = wait(p, turn, start_waits + i);
-      const u32 steps_each = steps / w.count;
-      if (k % steps_each == 0) {
-        await(p, w.word + k / steps_each * w.stride, w.at_least, index, 0);
-        fence_global_to_async();
-      }
-    }
-  }
-
-  // Steps of a tile at which the next one is claimed and its descriptors are asked for: late, so that a ticket goes to a
-  // CTA that is about to be free, and `ahead` steps early, so that they are there.
-  static DEVICE u32 claim_step(u32 steps, u32 ahead) { return steps > 2 * ahead ? steps - 2 * ahead : 0; }
-  static DEVICE u32 rest_step(u32 steps, u32 ahead) { return steps > ahead ? steps - ahead : steps - 1; }
-};
-
-// The `turn`-th tile of a CTA, or kNone. One thread calls it.
-DEVICE u32 claim_tile(const Program& p, const Role& r, u32 turn) {
-  const u32 cta = p.starts[block_index()].cta;
-  const u32 t = r.claim == kStrided ? cta + turn * r.ctas : atomicAdd(p.words + r.cursor, 1u);
-  return t < r.tasks ? r.first_task + t : kNone;
-}
 DEVICE void push_put(const Program& p, u32 task) {
   const u32 slot = atomicAdd(p.words + p.fifo_head, 1u);
   __threadfence_system();
@@ -323,17 +239,24 @@ DEVICE void push_put(const Program& p, u32 task) {
 }
 
 
-DEVICE void begin_cta(const Program& p) {
-  CtaTimes& times = p.times[block_index()];
-  times.begin_ns = globaltimer_ns();
-  times.begin_cycles = clock_cycles();
+// Before the CTA's barriers are there: its last warp, which has the least to do, notes the clocks and has the tensor maps
+// fetched.
+DEVICE void begin_cta(const Program& p, const Maps& maps, u32 threads) {
+  if (threadIdx.x < threads - 32) return;
+  for (u32 map = lane_id(); map < p.maps; map += 32) tma_prefetch_map(&maps.map[map]);
+  if (lane_id() == 0) {
+    CtaTimes& times = p.times[block_index()];
+    times.begin_ns = globaltimer_ns();
+    times.begin_cycles = clock_cycles();
+  }
 }
 
 // One of the CTA's parties is done; the watchdog goes home with the last one.
 DEVICE void end_party(const Program& p, u32 count, u32 parties, u32 finished) {
   if (add_shared(count, 1) + 1 != parties) return;
-  CtaTimes& times = p.times[block_index()];
-  times.end_cycles = clock_cycles();
-  times.end_ns = globaltimer_ns();
+  const u64 cycles = clock_cycles(), ns = globaltimer_ns();
   watchdog_finish(finished);
+  CtaTimes& times = p.times[block_index()];
+  times.end_cycles = cycles;
+  times.end_ns = ns;
 }

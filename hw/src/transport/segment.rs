@@ -46,15 +46,18 @@ impl Layout {
         Some(Self { slots, words, families, buffers, bytes: at.max(ALIGN) })
     }
 
-    /// The layout of a schedule in memory whose buffers begin at these bytes, with one bank of words elsewhere; none as
-    /// for [`Layout::new`].
-    pub fn placed(schedule: &Schedule, buffers: &[u64], words_at: u64, bytes: u64) -> Option<Self> {
-        let mut layout = Self::new(schedule)?;
-        for (buffer, &at) in layout.buffers.iter_mut().zip(buffers) {
-            buffer.0 = at;
+    /// The layout of a schedule in memory of `bytes` bytes whose buffers begin at these, with one bank of words elsewhere,
+    /// and that of a segment beside it, in which buffers lie alike behind two banks of words; none as for [`Layout::new`].
+    pub fn placed(schedule: &Schedule, buffers: &[u64], words_at: u64, bytes: u64) -> Option<(Self, Self)> {
+        let mut beside = Self::new(schedule)?;
+        let mut placed = beside.clone();
+        let behind = (u64::from(beside.slots) * 8).next_multiple_of(ALIGN);
+        for ((placed, beside), &at) in placed.buffers.iter_mut().zip(&mut beside.buffers).zip(buffers) {
+            (placed.0, beside.0) = (at, behind + at);
         }
-        (layout.words, layout.bytes) = (Words { at: words_at, slots: layout.slots, banks: 1 }, bytes);
-        Some(layout)
+        (placed.words, placed.bytes) = (Words { at: words_at, slots: placed.slots, banks: 1 }, bytes);
+        beside.bytes = behind + bytes;
+        Some((placed, beside))
     }
 
     /// Where the flag words lie.

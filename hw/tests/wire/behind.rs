@@ -99,3 +99,23 @@ fn every_kernel_computes_right_values_with_its_memory_behind_a_bounce_buffer() {
         assert!(made > writes && made <= 2 * writes, "{fabric}: {made} copies of {writes} writes");
     }
 }
+
+#[test]
+fn buffers_lie_alike_in_the_memory_of_a_gpu_and_beside_it() {
+    for case in cases(OptionSet::Tilewire, Fabric::IbRc) {
+        let schedule = case.kernel.build(&case.spec).expect("a small case builds");
+        // As a GPU's memory is taken: a page at least for each, empty ones too, then the words.
+        let (mut at, mut buffers) = (0, Vec::new());
+        for buffer in &schedule.buffers {
+            buffers.push(at);
+            at = (at + buffer.bytes.max(1)).next_multiple_of(4096);
+        }
+        let (placed, beside) = Layout::placed(&schedule, &buffers, at, at + 8192).expect("few flags");
+        let apart = |index: usize| beside.buffer(index).0 - placed.buffer(index).0;
+        assert!((0..buffers.len()).all(|index| apart(index) == apart(0)), "{}", case.name());
+        assert_eq!((placed.words().banks, placed.words().at, beside.words().at), (1, at, 0));
+        let last = schedule.buffers.len() - 1;
+        let end = beside.buffer(last).0 + beside.buffer(last).1;
+        assert!(apart(0) >= 8 * u64::from(beside.slots) && end <= beside.bytes, "words before, all inside");
+    }
+}

@@ -7,7 +7,7 @@ struct AttentionStats {
 
 template <class Tile, u32 Consumers, u32 ConsumerRegisters, u32 ProducerRegisters>
 DEVICE void attention_body(const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& o,
-                           const AttentionProblem& p, AttentionStats* stats) {
+                           const AttentionProblem& p, AttentionStats* stats, float* logs) {
   const u32 smem = smem_address(dynamic_smem);
   const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
   if (threadIdx.x == 0) {
@@ -17,7 +17,7 @@ DEVICE void attention_body(const TensorMap& q, const TensorMap& k, const TensorM
   __syncthreads();
   if (group < Consumers) {
     registers_increase<ConsumerRegisters>();
-    Tile::attend(smem, p, blockIdx.x, gridDim.x, group);
+    Tile::attend(smem, p, blockIdx.x, gridDim.x, group, logs);
   } else {
     registers_decrease<ProducerRegisters>();
     const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
@@ -39,8 +39,8 @@ DEVICE void attention_body(const TensorMap& q, const TensorMap& k, const TensorM
 #define ATTENTION_KERNEL(NAME, CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, ...)                              \
   extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1)                                            \
       NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, \
-           const __grid_constant__ TensorMap o, const __grid_constant__ AttentionProblem p, AttentionStats* stats) {  \
-    attention_body<AttentionTile<CONSUMERS, __VA_ARGS__>, CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS>(q, k, v, o, p, stats); \
+           const __grid_constant__ TensorMap o, const __grid_constant__ AttentionProblem p, AttentionStats* stats, float* logs) {  \
+    attention_body<AttentionTile<CONSUMERS, __VA_ARGS__>, CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS>(q, k, v, o, p, stats, logs); \
   }
 ATTENTION_KERNEL(attention_2_overlap_turns, 2, 240, 24, true, true, 2)
 ATTENTION_KERNEL(attention_2_overlap, 2, 240, 24, true, false, 2)

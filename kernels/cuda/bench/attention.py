@@ -46,7 +46,7 @@ class Ours:
         rows = self.consumers * 64
         self.ctas = ctas
         self.blocks = [tensor_map(q.view(-1, d), rows), tensor_map(k.view(-1, d), 128), tensor_map(v.view(-1, d), 128), tensor_map(o.view(-1, d), 64),
-                       struct.pack("IIIf", s // rows, s // 128, bh * (s // rows), 1.4426950408889634 / d**0.5), struct.pack("Q", self.stats.data_ptr())]
+                       struct.pack("IIIf", s // rows, s // 128, bh * (s // rows), 1.4426950408889634 / d**0.5), struct.pack("Q", self.stats.data_ptr()), struct.pack("Q", 0)]
         self.buffers = [ctypes.create_string_buffer(b, len(b)) for b in self.blocks]
         self.params = (ctypes.c_void_p * len(self.buffers))(*[ctypes.addressof(b) for b in self.buffers])
         self.tasks, self.steps = bh * (s // rows), s // 128

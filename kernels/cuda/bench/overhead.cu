@@ -92,7 +92,18 @@ struct Descriptors {
     role.ctas = kSms;
     role.cursor = 0;
     std::vector<Start> starts;
-    for (uint32_t i = 0; i < kSms; ++i) starts.push_back({0, i});
+    std::vector<Order> orders;
+    for (const Task& task : tasks) {
+      Order order = {};
+      order.task = task;
+      for (uint32_t i = 0; i < task.inputs + task.outputs; ++i) order.regions[i] = regions[task.first_region + i];
+      orders.push_back(order);
+    }
+    for (uint32_t i = 0; i < kSms; ++i) {
+      const bool decided = claim == kStrided && i < tasks.size();
+      starts.push_back({role, 0, i, decided ? i : kNone, 0, decided ? orders[i] : Order{}});
+    }
+    program.orders = upload(orders);
     program.tasks = upload(tasks);
     program.regions = upload(regions);
     program.roles = upload(std::vector<Role>{role});
@@ -132,6 +143,7 @@ static void gemm(int m, int n, int k, int count) {
   d.maps.map[0] = ma;
   d.maps.map[1] = mb;
   d.maps.map[2] = make_map(D, m, n, 64, 1);
+  d.program.maps = 3;
   std::vector<Task> tasks;
   std::vector<Region> regions;
   for (uint32_t t = 0; t < p.tiles; ++t) {
@@ -190,7 +202,8 @@ static void attention(const char* name, Wired wired_kernel, Kernel kernel, int c
   CHECK(cudaFuncSetAttribute((const void*)wired_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem));
   Side wired = {name, [=] {
                   AttentionStats* s = attention_stats;
-                  void* args[] = {(void*)&mq, (void*)&mk, (void*)&mv, (void*)&mo, (void*)&p, (void*)&s};
+                  float* l = logs;
+                  void* args[] = {(void*)&mq, (void*)&mk, (void*)&mv, (void*)&mo, (void*)&p, (void*)&s, (void*)&l};
                   CHECK(cudaLaunchKernel((const void*)wired_kernel, dim3(kSms), dim3(threads), args, kSmem, 0));
                 }};
   auto make = [&](uint32_t flags) {
@@ -199,6 +212,7 @@ static void attention(const char* name, Wired wired_kernel, Kernel kernel, int c
     d.maps.map[1] = mk;
     d.maps.map[2] = mv;
     d.maps.map[3] = mo;
+    d.program.maps = 4;
     std::vector<Task> tasks;
     std::vector<Region> regions;
     for (uint32_t t = 0; t < p.tasks; ++t) {

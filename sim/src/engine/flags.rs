@@ -2,8 +2,9 @@
 //!
 //! A *countdown* flag has one level that is also the sum of its adds: it counts down, remembers the latest time at which
 //! an add becomes visible, and wakes its waiters once. Any other flag that somebody waits for counts up. An add that finds
-//! the ones before it visible is only noted with its time, and is an event when somebody waits for it then; other adds are
-//! events at the times when they become visible. Adds to a flag that nobody waits for change nothing.
+//! the ones before it visible, or that becomes visible together with them, is only noted with its time, and is an event
+//! when somebody waits for it then; other adds are events at the times when they become visible. Adds to a flag that
+//! nobody waits for change nothing.
 
 use super::timers::{Timers, kind};
 use super::{Engine, Here};
@@ -24,8 +25,17 @@ struct Flag {
     left: u32,
     /// First waiter.
     head: u32,
-    /// When the latest add becomes visible. Of a flag that counts up: the latest noted add, which is one of 1.
+    /// When the latest add becomes visible. Of a flag that counts up: when the noted adds do.
     ready_at: u64,
+}
+
+/// What only a flag that counts up needs.
+#[derive(Clone, Copy, Default)]
+struct Counting {
+    /// The lowest level that a waiter needs; holds while there is one.
+    wanted: u32,
+    /// Sum of the noted adds.
+    noted: u32,
 }
 
 /// A span on a rank: its first flags are met, and those who wait for all of them wait here, so that only the span itself
@@ -60,8 +70,7 @@ const MET: Flag = Flag { left: 0, head: NONE, ready_at: 0 };
 pub(super) struct Flags {
     per_rank: usize,
     state: Vec<Flag>,
-    /// The lowest level that a waiter of a flag that counts up needs; holds while there is one.
-    wanted: Vec<u32>,
+    counting: Vec<Counting>,
     /// Initial flags of each program.
     fresh: Vec<Vec<Flag>>,
     /// Of the adds that become visible at this very moment, those to flags from here on are yet to come: simultaneous
@@ -87,7 +96,8 @@ impl Flags {
         for &program in &c.program_of {
             self.state.extend_from_slice(&self.fresh[program as usize]);
         }
-        self.wanted.resize(self.state.len(), 0);
+        self.counting.clear();
+        self.counting.resize(self.state.len(), Counting::default());
         self.horizon = u32::MAX;
         let mut met = vec![false; c.dropped.len()];
         if compute_only {
@@ -121,13 +131,18 @@ impl Flags {
                 timers.push(rank, state.ready_at, kind::FLAG_WAKE, flag, 0);
             }
         } else if state.left != UNWATCHED {
-            if add != 1 || state.ready_at >= timers.now {
+            let counting = &mut self.counting[rank * self.per_rank + flag as usize];
+            if state.ready_at < timers.now {
+                counting.noted = 0;
+            } else if state.ready_at != visible {
                 timers.push(rank, visible, kind::FLAG_ADD, flag, add);
                 return;
             }
-            state.left += 1;
+            let told = counting.noted > 0 && state.sum() >= counting.wanted;
+            counting.noted += add;
+            state.left += add;
             state.ready_at = visible;
-            if state.head != NONE && state.sum() >= self.wanted[rank * self.per_rank + flag as usize] {
+            if state.head != NONE && !told && state.sum() >= counting.wanted {
                 timers.push(rank, visible, kind::FLAG_ADD, flag, 0);
             }
         }
@@ -138,7 +153,7 @@ impl Flags {
         let at = rank * self.per_rank + flag as usize;
         self.state[at].left += add;
         self.horizon = flag + 1;
-        self.state[at].head != NONE && self.state[at].sum() >= self.wanted[at]
+        self.state[at].head != NONE && self.state[at].sum() >= self.counting[at].wanted
     }
 
     /// Sets which of the adds that become visible at this moment have come.
@@ -156,7 +171,9 @@ impl Flags {
         if level == 0 || state.left < COUNTS_UP || state.sum() < level {
             return level == 0;
         }
-        state.ready_at < now || (state.ready_at == now && flag < self.horizon) || state.sum() > level
+        state.ready_at < now
+            || (state.ready_at == now && flag < self.horizon)
+            || state.sum() - self.counting[flag0 + flag as usize].noted >= level
     }
 
     /// Puts a waiter before the others and returns who was first.
@@ -166,7 +183,8 @@ impl Flags {
         if state.left == 0 {
             timers.push(rank, state.ready_at, kind::FLAG_WAKE, flag, 0);
         } else if state.left >= COUNTS_UP {
-            self.wanted[at] = if state.head == NONE { level } else { level.min(self.wanted[at]) };
+            let wanted = &mut self.counting[at].wanted;
+            *wanted = if state.head == NONE { level } else { level.min(*wanted) };
             if state.sum() >= level {
                 timers.push(rank, state.ready_at, kind::FLAG_ADD, flag, 0);
             }

@@ -50,10 +50,11 @@ impl<'a> Engine<'a> {
                     self.raise_one(h, signal, 0);
                 }
             }
+            let state = if row.watches { State::Watch } else { State::Free };
             for index in 0..row.workers {
                 let w = row.worker0 + index;
                 self.s.workers[h.worker0 + w as usize] =
-                    Worker { state: State::Free, role: r as u16, position: index, ..Worker::ABSENT };
+                    Worker { state, role: r as u16, position: index, ..Worker::ABSENT };
                 self.make_runnable(h, w);
             }
             if let Claim::Ready { .. } = row.claim {
@@ -62,6 +63,23 @@ impl<'a> Engine<'a> {
         }
         if self.s.launches[h.launch0 + launch].left == 0 {
             self.end_launch(h, launch);
+        }
+    }
+
+    /// Goes on through what a role's tasks wait for; see [`super::tables::Instant`].
+    pub(super) fn watch(&mut self, h: &Here<'a>, w: u32) {
+        let worker = h.worker0 + w as usize;
+        let Worker { role, position, .. } = self.s.workers[worker];
+        let waits = &self.t.instants[h.table0 + usize::from(role)].waits[position as usize..];
+        match waits.iter().position(|&wait| !self.is_met(h, wait)) {
+            Some(unmet) => {
+                self.s.workers[worker].position += unmet as u32;
+                self.register(h, waits[unmet], w);
+            }
+            None => {
+                self.s.workers[worker].state = State::Done;
+                self.task_done(h, usize::from(role));
+            }
         }
     }
 

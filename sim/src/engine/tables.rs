@@ -1,7 +1,7 @@
 //! What a run reads and never writes: costs of its form, roles with their CTAs, the layout of per-rank state.
 
-use crate::compile::{Compiled, Flow, Form, NONE, Program, RoleC, SignalC, TaskC, Work};
-use std::collections::BTreeMap;
+use crate::compile::{Compiled, Flow, Form, NONE, Program, SignalC, TaskC, WaitC, Work};
+use std::collections::{BTreeMap, BTreeSet};
 use tilewire_kernels::RoleKind;
 use tilewire_kernels::schedule::{Claim, Drain};
 
@@ -36,29 +36,45 @@ pub(super) struct RoleRow {
     /// First worker and number of workers on each rank.
     pub worker0: u32,
     pub workers: u32,
-    /// Tasks of the role that are done as soon as its launch starts, see [`Instant`].
+    /// Tasks of the role that are not run, see [`Instant`].
     pub instant_tasks: u32,
+    /// One worker stands for all: it waits for what the tasks wait for, as if that were one task.
+    pub watches: bool,
 }
 
-/// What a role's tasks raise when they are done as soon as their launch starts: they wait for nothing and take no time, as
-/// the tiles of most kernels in a run of communication alone.
+/// Tasks of a role that take no time, as the tiles of most kernels in a run of communication alone, and need not be run
+/// one by one. Either they wait for nothing: all that they raise is raised when their launch starts. Or they raise nothing:
+/// they are done when the last flag has come that one of them waits for, however many CTAs there are.
 #[derive(Default)]
 pub(super) struct Instant {
     pub tasks: u32,
     /// One for all adds to a flag of a GPU.
     pub signals: Vec<SignalC>,
+    /// What the tasks wait for, each once.
+    pub waits: Vec<WaitC>,
 }
 
 impl Instant {
-    fn of(c: &Compiled, program: &Program, role: &RoleC) -> Self {
+    fn of(c: &Compiled, program: &Program, number: usize) -> Self {
+        let role = &program.roles[number];
         let tasks = &program.tasks[role.first as usize..(role.first + role.tasks) as usize];
-        let instant = |task: &TaskC| {
+        let timeless = |task: &TaskC| {
             let record = &c.costs[usize::from(task.cost)];
             let cost = &record.forms[Form::CommOnly as usize];
-            record.work == Work::Tile && cost.main == NONE && cost.out.class == NONE && task.waits == [0; 3]
+            record.work == Work::Tile && cost.main == NONE && cost.out.class == NONE
         };
         // With noise every flag has a latency of its own.
-        if c.noise.is_some() || matches!(role.claim, Claim::Ready { .. }) || !tasks.iter().all(instant) {
+        if c.noise.is_some() || matches!(role.claim, Claim::Ready { .. }) || !tasks.iter().all(timeless) {
+            return Self::default();
+        }
+        let recycles = role.recycle != NONE || program.roles.iter().any(|other| other.recycle as usize == number);
+        if !recycles && tasks.iter().all(|task| task.signals == 0) {
+            let mut seen = BTreeSet::new();
+            let waits = tasks.iter().flat_map(|task| program.waits_of(task));
+            let waits = waits.filter(|wait| seen.insert((wait.on, wait.level))).copied().collect();
+            return Self { tasks: role.tasks, signals: Vec::new(), waits };
+        }
+        if tasks.iter().any(|task| task.waits != [0; 3]) {
             return Self::default();
         }
         let mut adds: BTreeMap<(u16, u32, bool), u32> = BTreeMap::new();
@@ -66,7 +82,7 @@ impl Instant {
             *adds.entry((signal.dg, signal.flag, signal.remote)).or_default() += signal.add;
         }
         let signal = |((dg, flag, remote), add)| SignalC { flag, add, dg, remote, early: false };
-        Self { tasks: role.tasks, signals: adds.into_iter().map(signal).collect() }
+        Self { tasks: role.tasks, signals: adds.into_iter().map(signal).collect(), waits: Vec::new() }
     }
 }
 
@@ -122,18 +138,31 @@ impl Tables {
         // A timeline shows every task.
         let instantly = form == Form::CommOnly && !timeline;
         if instantly && self.instants.is_empty() {
-            let of = |program| move |role| Instant::of(c, program, role);
-            self.instants = c.programs.iter().flat_map(|program| program.roles.iter().map(of(program))).collect();
+            let of = |program| (0..counts.len()).map(move |role| Instant::of(c, program, role));
+            self.instants = c.programs.iter().flat_map(of).collect();
         }
         self.roles.clear();
         self.roles_per_program = counts.len();
+        // Ranks have the same workers.
+        let watches: Vec<bool> = (0..counts.len())
+            .map(|role| {
+                let all = if instantly { self.instants.as_slice() } else { &[] };
+                !all.is_empty() && all.iter().skip(role).step_by(counts.len()).all(|instant| !instant.waits.is_empty())
+            })
+            .collect();
         for program in &c.programs {
             self.workers = 0;
-            for (role, &ctas) in program.roles.iter().zip(counts) {
+            for ((role, &ctas), &watches) in program.roles.iter().zip(counts).zip(&watches) {
                 let runs = !self.compute_only || role.kind == RoleKind::Compute;
                 // CTAs that recycle help the compute role in a whole run, and so they do here, from the start.
                 let workers = if runs || role.recycle != NONE { ctas * role.lanes } else { 0 };
-                let instant_tasks = if instantly { self.instants[self.roles.len()].tasks } else { 0 };
+                let workers = if watches { 1 } else { workers };
+                let instant = instantly.then(|| &self.instants[self.roles.len()]);
+                let instant_tasks = match instant {
+                    Some(instant) if watches => instant.tasks - 1,
+                    Some(instant) if instant.waits.is_empty() => instant.tasks,
+                    _ => 0,
+                };
                 self.roles.push(RoleRow {
                     claim: role.claim,
                     first: role.first,
@@ -145,6 +174,7 @@ impl Tables {
                     worker0: self.workers as u32,
                     workers,
                     instant_tasks,
+                    watches,
                 });
                 self.workers += workers as usize;
             }

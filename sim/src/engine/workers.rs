@@ -40,6 +40,8 @@ pub(super) enum State {
     Collective,
     /// Looks for a ready task.
     Idle,
+    /// Stands for all workers of its role, whose tasks only wait.
+    Watch,
     /// Nothing is left to do.
     Done,
 }
@@ -222,6 +224,10 @@ impl<'a> Engine<'a> {
                 State::Collective => {
                     self.complete(h, w);
                     true
+                }
+                State::Watch => {
+                    self.watch(h, w);
+                    false
                 }
                 State::Absent
                 | State::Filling
@@ -409,7 +415,9 @@ impl<'a> Engine<'a> {
         if cost.main == NONE {
             // Only the flags and the output remain in this form.
             let first = task.wait0 + u32::from(task.waits[0]);
-            if let Some(wait) = self.first_unmet(h, first, task.waits[1]) {
+            // The last one first: when it is there, most of the others are.
+            let waits = &h.program.waits[first as usize..first as usize + usize::from(task.waits[1])];
+            if let Some(&wait) = waits.iter().rev().find(|&&wait| !self.is_met(h, wait)) {
                 self.wait_for(h, w, wait, State::Step);
                 return false;
             }

@@ -273,11 +273,7 @@ impl Sharing {
                 break;
             }
             // Who is frozen is decided before anything is given away, so that the order does not matter.
-            for place in 0..component.len() {
-                let full = &mut component[place];
-                if full.level != lowest {
-                    continue;
-                }
+            for full in component.iter_mut().filter(|remainder| remainder.level == lowest) {
                 full.full_at = lowest;
                 let mut link = full.last_link;
                 while link != NO_LINK {

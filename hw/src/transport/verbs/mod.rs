@@ -154,8 +154,9 @@ pub struct VerbsConfig {
     pub signal_every: u32,
     /// Flags travel in the work request instead of being fetched from memory.
     pub inline_flags: bool,
-    /// Time to an acknowledgement, as the verbs count it: 4.096 us * 2^timeout.
-    pub timeout: u8,
+    /// Time to an acknowledgement, as the verbs count it: 4.096 us * 2^timeout; none takes 67 ms, and 1 s of a device in
+    /// software, whose acknowledgements wait for a processor: what it sends again needlessly it may send wrongly.
+    pub timeout: Option<u8>,
     /// Retries before a peer counts as gone.
     pub retries: u8,
     /// How long a queue pair may complete nothing while writes are on their way: for devices that retry for ever.
@@ -163,6 +164,15 @@ pub struct VerbsConfig {
 }
 
 impl VerbsConfig {
+    /// Time to an acknowledgement of a device.
+    const fn timeout_of(&self, software: bool) -> u8 {
+        match (self.timeout, software) {
+            (Some(timeout), _) => timeout,
+            (None, false) => 14,
+            (None, true) => 18,
+        }
+    }
+
     /// Work requests that a send queue holds: of every write in flight its data and its flag, and one that is apart.
     pub const fn send_depth(&self) -> u32 {
         2 * self.in_flight_max + 2
@@ -183,7 +193,7 @@ impl Default for VerbsConfig {
             in_flight_max: 64,
             signal_every: 8,
             inline_flags: true,
-            timeout: 14,
+            timeout: None,
             retries: 7,
             answer: Duration::from_secs(30),
         }

@@ -226,7 +226,8 @@ impl Endpoint {
         // SAFETY: as above.
         let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_RTS;
-        (attributes.timeout, attributes.retry_cnt) = (self.config.timeout, self.config.retries);
+        let timeout = self.config.timeout_of(self.rails[qp.rail].device.software);
+        (attributes.timeout, attributes.retry_cnt) = (timeout, self.config.retries);
         // 7 means: as long as it takes. A receiver without a receive is slow, not gone.
         (attributes.rnr_retry, attributes.max_rd_atomic) = (7, 1);
         let ready = Mask::IBV_QP_STATE
