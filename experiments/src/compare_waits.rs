@@ -200,7 +200,7 @@ pub fn text(recorded: &[Recorded]) -> String {
     format!("\n{}", table.render(2))
 }
 
-/// As [`csv`], for `--json`.
+/// As [`self::csv()`], for `--json`.
 pub fn json(recorded: &[Recorded]) -> Value {
     let wait = |wait: &Wait| {
         let (role, flag, cause) = &wait.cause;
