@@ -362,17 +362,22 @@ fn a_recorded_run_opens_as_a_trace_beside_its_simulation() {
     for side in ["measured", "simulated"] {
         assert_eq!(ranks.iter().filter(|name| name.ends_with(side)).count(), 4, "{ranks:?}");
     }
-    // Every task of both sides, under the same names.
+    // Both sides under the same names, but for the CTA: which of a role's CTAs find work is a race.
     let tracks = |from: u64| {
         let of_side = events.iter().filter(|event| event["name"] == "thread_name");
         let pid = |event: &&serde_json::Value| (from..from + 4).contains(&event["pid"].as_u64().unwrap_or(99));
-        let mut names: Vec<&str> = of_side.filter(pid).filter_map(|event| event["args"]["name"].as_str()).collect();
+        let role = |event: &'_ serde_json::Value| {
+            let name = event["args"]["name"].as_str().expect("a name");
+            name.rsplit_once(' ').map_or(name, |(role, _)| role).to_owned()
+        };
+        let mut names: Vec<String> = of_side.filter(pid).map(role).collect();
         names.retain(|name| !name.contains("writes"));
         names.sort_unstable();
         names.dedup();
         names.join(", ")
     };
     assert_eq!(tracks(0), tracks(4));
+    assert_eq!(tracks(0), "main/compute, main/inter_reduce, main/inter_send");
     let tiles = events.iter().filter(|event| event["name"] == "gemm_tile" && event["cat"] == "compute").count();
     assert_eq!(tiles, 2 * 4 * 32, "8 x 4 tiles of each rank");
 
