@@ -366,12 +366,10 @@ fn a_recorded_run_opens_as_a_trace_beside_its_simulation() {
     let tracks = |from: u64| {
         let of_side = events.iter().filter(|event| event["name"] == "thread_name");
         let pid = |event: &&serde_json::Value| (from..from + 4).contains(&event["pid"].as_u64().unwrap_or(99));
-        let role = |event: &'_ serde_json::Value| {
-            let name = event["args"]["name"].as_str().expect("a name");
-            name.rsplit_once(' ').map_or(name, |(role, _)| role).to_owned()
-        };
-        let mut names: Vec<String> = of_side.filter(pid).map(role).collect();
+        let mut names: Vec<&str> = of_side.filter(pid).filter_map(|event| event["args"]["name"].as_str()).collect();
         names.retain(|name| !name.contains("writes"));
+        let mut names: Vec<&str> =
+            names.iter().map(|name| name.rsplit_once(' ').map_or(*name, |(role, _)| role)).collect();
         names.sort_unstable();
         names.dedup();
         names.join(", ")
