@@ -62,11 +62,13 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
     registration(args)?;
     let ready = || {
         writable(&root)?;
+        let lock = Lock::take(&root)?;
+        drop_torn_row(&root.join("rows.csv"))?;
         let rows = resumed(&root, &experiment, &source)?;
         if args.timelines {
             timelines_of(&root, &jobs, &rows)?;
         }
-        Lock::take(&root)
+        Ok(lock)
     };
     let session = match take_part(&args.ranks, cluster, "--device host", ready)? {
         Part::Parent => return Ok(String::new()),
@@ -79,7 +81,6 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
             if !spawned::is_rank() {
                 lock = Some(ready()?);
             }
-            drop_torn_row(&root.join("rows.csv"))?;
             resumed(&root, &experiment, &source)
         };
         known = open().inspect_err(|error| session.abort(&error.to_string()))?;
@@ -166,7 +167,14 @@ fn resumed(root: &Path, experiment: &Experiment, source: &Source) -> Result<Vec<
     }
     let row = |record: Result<csv::StringRecord, csv::Error>| {
         let record = record.map_err(read)?;
-        Ok(std::array::from_fn(|at| record.get(at).unwrap_or_default().to_owned()))
+        let time = &record[column("time_us")];
+        if !time.parse().is_ok_and(|time: f64| time > 0.0 && time.is_finite()) {
+            let line = record.position().map_or(0, csv::Position::line);
+            let place = format!("{}:{line}: time_us", file.display());
+            let problem = format!("\"{}\", allowed: a time above 0, as measured", time.escape_debug());
+            return Err(ExperimentError::refused(place, problem));
+        }
+        Ok(std::array::from_fn(|at| record[at].to_owned()))
     };
     reader.records().map(row).collect()
 }

@@ -238,8 +238,8 @@ pub fn writable(root: &Path) -> Result<(), ExperimentError> {
 /// [`ExperimentError::Refused`] without a secret, [`ExperimentError::Host`] when they do not come together.
 pub fn join(args: &RankArgs, place: Place) -> Result<Session, ExperimentError> {
     spawned::end_with_parent()?;
-    let secret = std::env::var(SECRET)
-        .map_err(|_| ExperimentError::refused(SECRET, "not set; give every rank the same words of your choice"))?;
+    let secret = secret()?
+        .ok_or_else(|| ExperimentError::refused(SECRET, "not set; give every rank the same words of your choice"))?;
     let address = std::env::var(ADDRESS).ok().or_else(|| args.address.clone());
     let join = Join {
         place,
@@ -254,6 +254,21 @@ pub fn join(args: &RankArgs, place: Place) -> Result<Session, ExperimentError> {
         eprintln!("refused a connection: {refused}");
     }
     Ok(session)
+}
+
+/// The words that ranks know each other by, if they are given.
+///
+/// # Errors
+/// [`ExperimentError::Refused`] for words that everybody knows.
+fn secret() -> Result<Option<String>, ExperimentError> {
+    match std::env::var(SECRET) {
+        Ok(secret) if secret.is_empty() => {
+            Err(ExperimentError::refused(SECRET, "empty; give every rank the same words of your choice, or unset it"))
+        }
+        Ok(secret) => Ok(Some(secret)),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(ExperimentError::refused(SECRET, error.to_string())),
+    }
 }
 
 /// What the backend of ranks that are processes says.
@@ -276,7 +291,7 @@ pub fn spawn(args: &RankArgs, ranks: usize) -> Result<(), ExperimentError> {
     })?;
     let address = listener.local_addr().map_err(failed)?;
     drop(listener);
-    let secret = std::env::var(SECRET).unwrap_or_else(|_| fresh_secret());
+    let secret = secret()?.unwrap_or_else(fresh_secret);
     spawned::run(ranks, || {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(std::env::args_os().skip(1));

@@ -5,7 +5,7 @@ use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::experiment::{Expect, Experiment, Group, Of};
 use crate::in_order::in_order;
-use crate::plan::{Source, SplitChoice};
+use crate::plan::{Fusion, OF_PHASES, Source, SplitChoice};
 use crate::plot;
 use crate::provenance::{ExperimentText, Output};
 use crate::row::{self, Outcome};
@@ -75,7 +75,7 @@ pub fn verdict(summary: &Summary) -> Option<ExperimentError> {
         return Some(ExperimentError::Interrupted { done: summary.rows.len(), points: summary.points });
     }
     if failed > 0 {
-        return Some(ExperimentError::Finding(format!("{failed} points got stuck; see column status")));
+        return Some(ExperimentError::Finding(format!("{failed} points failed; see column status")));
     }
     if summary.broken.is_empty() { None } else { Some(ExperimentError::Finding(summary.broken.join("\n"))) }
 }
@@ -125,9 +125,14 @@ fn check(experiment: &Experiment) -> Result<Vec<Mutex<Shared>>, ExperimentError>
     let check = |group: &Group| {
         let prepared = Prepared::new(&group.case).map_err(|error| error.at(&experiment.shape_place))?;
         for split in &group.splits {
-            if let SplitChoice::Fixed(split) = split {
-                prepared.check_split(split).map_err(|error| error.at(&experiment.split_place))?;
-            }
+            let checked = match split {
+                SplitChoice::Fixed(split) => prepared.check_split(split),
+                SplitChoice::Auto if group.case.fusion == Fusion::BulkSynchronous => {
+                    Err(ExperimentError::refused("split", format!("\"auto\", {OF_PHASES}")))
+                }
+                SplitChoice::Auto => Ok(()),
+            };
+            checked.map_err(|error| error.at(&experiment.split_place))?;
         }
         bar.inc(1);
         Ok(Mutex::new(Shared { left: group.splits.len(), prepared: keep.then(|| Arc::new(prepared)) }))

@@ -386,3 +386,45 @@ fn a_recorded_run_opens_as_a_trace_beside_its_simulation() {
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("measured without --timelines"), "{text}");
 }
+
+#[test]
+fn an_empty_secret_is_none() {
+    for arguments in [&["--spawn"][..], &[]] {
+        let environment = [
+            ("TILEWIRE_SECRET", ""),
+            ("TILEWIRE_RANK", "0"),
+            ("TILEWIRE_RANKS", "4"),
+            ("TILEWIRE_ADDRESS", "127.0.0.1:1"),
+        ];
+        let given = if arguments.is_empty() { &environment[..] } else { &environment[..1] };
+        let (code, text) = refused(EXPERIMENT, arguments, given);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains("TILEWIRE_SECRET: empty"), "{text}");
+    }
+}
+
+#[test]
+fn rows_that_a_killed_run_left_are_mended_or_refused_by_line() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = || measure(directory.path(), EXPERIMENT, &["--spawn", "-o", "out"], &[]);
+    assert!(run().status.success());
+    let file = directory.path().join("out/rows.csv");
+    let whole = std::fs::read_to_string(&file).expect("rows");
+    std::fs::write(&file, &whole[..whole.len() - 40]).expect("rows");
+    let output = run();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("the last row is not whole"), "{text}");
+    let again = std::fs::read_to_string(&file).expect("rows");
+    assert_eq!(again.lines().count(), whole.lines().count());
+    let mut cells: Vec<&str> = again.lines().nth(1).expect("a row").split(',').collect();
+    let time = cells
+        .iter()
+        .position(|cell| cell.trim_matches('"').parse().is_ok_and(|time: f64| time > 100.0))
+        .expect("a time");
+    cells[time] = "nan";
+    std::fs::write(&file, again.replacen(again.lines().nth(1).expect("a row"), &cells.join(","), 1)).expect("rows");
+    let output = run();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("rows.csv:2: time_us: \"nan\", allowed: a time above 0"), "{text}");
+}

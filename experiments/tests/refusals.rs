@@ -244,6 +244,11 @@ fn experiment_files_are_refused_at_line_and_column() {
             "x.toml:6:41: split: \"send=2,compute=100,reduce=4\" is a split that stands before",
         ),
         ("split = {", "splits = {", "split: missing"),
+        (
+            "split = { compute = \"rest\", send = [2, 4], reduce = 8 }",
+            "split = \"auto\"\nbulk_synchronous = true",
+            "x.toml:6:9: split: \"auto\", allowed with bulk-synchronous phases",
+        ),
     ] {
         let directory = empty();
         assert!(SWEEP.contains(from), "{from}");
