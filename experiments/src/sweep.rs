@@ -128,7 +128,7 @@ fn check(experiment: &Experiment) -> Result<Vec<Mutex<Shared>>, ExperimentError>
             let checked = match split {
                 SplitChoice::Fixed(split) => prepared.check_split(split),
                 SplitChoice::Auto if group.case.fusion == Fusion::BulkSynchronous => {
-                    Err(ExperimentError::refused("split", format!("\"auto\", {OF_PHASES}")))
+                    Err(ExperimentError::refused(&experiment.split_place, format!("\"auto\", {OF_PHASES}")))
                 }
                 SplitChoice::Auto => Ok(()),
             };

@@ -244,11 +244,6 @@ fn experiment_files_are_refused_at_line_and_column() {
             "x.toml:6:41: split: \"send=2,compute=100,reduce=4\" is a split that stands before",
         ),
         ("split = {", "splits = {", "split: missing"),
-        (
-            "split = { compute = \"rest\", send = [2, 4], reduce = 8 }",
-            "split = \"auto\"\nbulk_synchronous = true",
-            "x.toml:6:9: split: \"auto\", allowed with bulk-synchronous phases",
-        ),
     ] {
         let directory = empty();
         assert!(SWEEP.contains(from), "{from}");
@@ -258,6 +253,16 @@ fn experiment_files_are_refused_at_line_and_column() {
     }
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
     let directory = empty();
+    let by_turns = SWEEP.replacen("baseline = false", "bulk_synchronous = true", 1).replacen(
+        "split = { compute = \"rest\", send = [2, 4], reduce = 8 }",
+        "split = \"auto\"",
+        1,
+    );
+    fs::write(directory.path().join("x.toml"), by_turns).expect("a file");
+    all_refused(
+        directory.path(),
+        &[("sweep x.toml", "x.toml:6:9: split: \"auto\", allowed with bulk-synchronous phases")],
+    );
     fs::write(directory.path().join("x.toml"), [0xff, 0xfe, 0x00]).expect("a file");
     all_refused(directory.path(), &[("sweep x.toml", "not UTF-8"), ("figures --with x.toml", "not UTF-8")]);
     fs::write(directory.path().join("figures.toml"), SWEEP).expect("a file");
