@@ -68,23 +68,19 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         if args.timelines {
             timelines_of(&root, &jobs, &rows)?;
         }
-        Ok(lock)
+        Ok((lock, rows))
     };
     let session = match take_part(&args.ranks, cluster, "--device host", ready)? {
         Part::Parent => return Ok(String::new()),
         Part::Rank(session) => session,
     };
-    let mut lock = None;
-    let mut known = Vec::new();
-    if session.place().rank == 0 {
-        let mut open = || {
-            if !spawned::is_rank() {
-                lock = Some(ready()?);
-            }
-            resumed(&root, &experiment, &source)
-        };
-        known = open().inspect_err(|error| session.abort(&error.to_string()))?;
+    let (_lock, known) = match session.place().rank {
+        // Who started the ranks has the lock, and has mended the rows.
+        0 if spawned::is_rank() => resumed(&root, &experiment, &source).map(|rows| (None, rows)),
+        0 => ready().map(|(lock, rows)| (Some(lock), rows)),
+        _ => Ok((None, Vec::new())),
     }
+    .inspect_err(|error| session.abort(&error.to_string()))?;
     rank(args, &Run { experiment: &experiment, source: &source, jobs: &jobs, root: &root }, known, &session)
 }
 

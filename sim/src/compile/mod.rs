@@ -224,8 +224,8 @@ impl Compiled {
         Some((to.dn, rail, moved.2))
     }
 
-    /// Matrix work of a rank.
-    pub fn matrix_flops(&self) -> u64 {
+    /// What a rank's tiles draw of the power limit, for their arithmetic and their memory traffic, in FLOP of matrix work.
+    pub fn power_flops(&self) -> u64 {
         let totals = self.programs.first().map(|program| program.totals.as_slice()).unwrap_or_default();
         totals.iter().find(|(kind, _)| *kind == ResourceKind::Chip).map_or(0, |&(_, flops)| flops)
     }

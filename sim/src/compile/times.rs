@@ -13,7 +13,8 @@ pub struct Power {
 }
 
 impl Power {
-    /// Slowdown, in millionths, of a run of `flops` that took `ps` with its tiles slowed by `slowdown`.
+    /// Slowdown, in millionths, of a run that draws the power of `flops` of matrix work and took `ps` with its tiles
+    /// slowed by `slowdown`.
     pub fn slowdown(&self, flops: u64, ps: u64, slowdown: u64) -> u64 {
         let at_full_clock = flops as f64 / ps.max(1) as f64 * slowdown as f64 * 1e-6;
         ((self.fixed + at_full_clock) / (self.fixed + self.knee) * 1e6).round().max(1e6) as u64

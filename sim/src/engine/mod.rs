@@ -161,7 +161,7 @@ impl Scratch {
         let Some(power) = compiled.power.filter(|_| form != Form::CommOnly) else { return Ok(run) };
         // How long a run takes sets its clock, and the clock how long it takes.
         for _ in 0..CLOCK_ROUNDS {
-            let next = power.slowdown(compiled.matrix_flops(), run.end, slowdown);
+            let next = power.slowdown(compiled.power_flops(), run.end, slowdown);
             if next.abs_diff(slowdown) < CLOCK_CLOSE {
                 break;
             }

@@ -37,17 +37,24 @@ fn draw(seed: u64) -> Network {
                 .collect()
         })
         .collect();
+    let flows = draw_flows(&mut random, classes.len(), (1, 40));
+    Network { resources, classes, flows }
+}
+
+/// Flows of these classes, at least and at most so many, by their start.
+fn draw_flows(random: &mut Random, classes: usize, (fewest, most): (u64, u64)) -> Vec<Flow> {
+    let mut within = |low, high| random.within(low, high);
     let horizon = 10_u64.pow(within(3, 9) as u32);
-    let mut flows: Vec<Flow> = (0..within(1, 40))
+    let mut flows: Vec<Flow> = (0..within(fewest, most))
         .map(|_| Flow {
             // Simultaneous starts and equal works are the rule in the simulator.
             start: within(0, horizon) / 1_000 * within(0, 1) * 1_000,
-            class: within(0, classes.len() as u64 - 1) as usize,
+            class: within(0, classes as u64 - 1) as usize,
             work: [within(1, horizon), 1_000, horizon][within(0, 2) as usize],
         })
         .collect();
     flows.sort_by_key(|flow| flow.start);
-    Network { resources, classes, flows }
+    flows
 }
 
 /// More resources than a flow crosses, in chains or at random, most of them short of capacity: a change reaches some and
@@ -77,15 +84,7 @@ fn draw_wide(seed: u64) -> Network {
             demands
         })
         .collect();
-    let horizon = 10_u64.pow(within(3, 9) as u32);
-    let mut flows: Vec<Flow> = (0..within(40, 200))
-        .map(|_| Flow {
-            start: within(0, horizon) / 1_000 * within(0, 1) * 1_000,
-            class: within(0, classes.len() as u64 - 1) as usize,
-            work: [within(1, horizon), 1_000, horizon][within(0, 2) as usize],
-        })
-        .collect();
-    flows.sort_by_key(|flow| flow.start);
+    let flows = draw_flows(&mut random, classes.len(), (40, 200));
     Network { resources, classes, flows }
 }
 
