@@ -91,14 +91,23 @@ pub fn pairs_csv(joined: &[Joined]) -> Vec<Vec<String>> {
     rows
 }
 
+/// Columns that name a schedule in the CSV files of `compare`.
+pub const NAMED_BY: [&str; 5] = ["kernel", "form", "cluster", "shape", "clock"];
+
+/// What stands in [`NAMED_BY`].
+pub fn named(j: &Joined) -> [String; 5] {
+    [
+        j.case.name.to_owned(),
+        j.case.fusion.name().to_owned(),
+        j.case.target.to_string(),
+        j.case.problem.to_string().replace(',', ";"),
+        j.clock.clone(),
+    ]
+}
+
 /// A line per schedule.
 pub fn shapes_csv(joined: &[Joined]) -> Vec<Vec<String>> {
     let head = [
-        "kernel",
-        "form",
-        "cluster",
-        "shape",
-        "clock",
         "rows",
         "median_error",
         "p95_error",
@@ -114,17 +123,12 @@ pub fn shapes_csv(joined: &[Joined]) -> Vec<Vec<String>> {
         "predicted_fused_gain",
         "fused_gain_over",
     ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = vec![NAMED_BY.into_iter().chain(head).map(str::to_owned).collect()];
     for j in joined {
         let split = |pair: &Pair| pair.answer.split.to_string().replace(',', ";");
         let whole = j.errors(0);
         let gain = Gain::of(j, joined);
-        rows.push(vec![
-            j.case.name.to_owned(),
-            j.case.fusion.name().to_owned(),
-            j.case.target.to_string(),
-            j.case.problem.to_string().replace(',', ";"),
-            j.clock.clone(),
+        let cells = [
             j.pairs.len().to_string(),
             format!("{:.4}", quantile(&whole, 0.5)),
             format!("{:.4}", quantile(&whole, 0.95)),
@@ -139,7 +143,8 @@ pub fn shapes_csv(joined: &[Joined]) -> Vec<Vec<String>> {
             gain.as_ref().map_or_else(String::new, |gain| format!("{:.4}", gain.measured)),
             gain.as_ref().map_or_else(String::new, |gain| format!("{:.4}", gain.predicted)),
             gain.map_or("", |gain| gain.over).to_owned(),
-        ]);
+        ];
+        rows.push(named(j).into_iter().chain(cells).collect());
     }
     rows
 }

@@ -9,6 +9,7 @@
 //! output, are part of the tile on both sides.
 
 use crate::compare::{Joined, Pair};
+use crate::compare_tables::{NAMED_BY, named};
 use crate::engine::Prepared;
 use crate::error::ExperimentError;
 use crate::plan::Source;
@@ -53,7 +54,10 @@ pub struct Recorded {
     title: String,
     /// As file names have it.
     name: String,
-    fields: [String; 6],
+    /// As the CSV file has it.
+    split: String,
+    /// What else names it there.
+    named: [String; 5],
     /// The longest first.
     waits: Vec<Wait>,
 }
@@ -89,14 +93,8 @@ pub fn recorded(joined: &[Joined], source: &Source) -> Result<Vec<Recorded>, Exp
         Ok(Some(Recorded {
             title: format!("{}, {text}", j.case),
             name: format!("{}-{}-{}", j.case.name, j.case.target, text.replace([',', '='], "")),
-            fields: [
-                j.case.name.to_owned(),
-                j.case.fusion.name().to_owned(),
-                j.case.target.to_string(),
-                j.case.problem.to_string().replace(',', ";"),
-                j.clock.clone(),
-                text.replace(',', ";"),
-            ],
+            split: text.replace(',', ";"),
+            named: named(j),
             waits,
         }))
     };
@@ -156,25 +154,13 @@ fn waits(prepared: &Prepared, run: &Run) -> BTreeMap<Cause, f64> {
 
 /// A line per row, role and flag.
 pub fn csv(recorded: &[Recorded]) -> Vec<Vec<String>> {
-    let head = [
-        "kernel",
-        "form",
-        "cluster",
-        "shape",
-        "clock",
-        "split",
-        "role",
-        "flag",
-        "cause_role",
-        "measured_us_per_cta",
-        "predicted_us_per_cta",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let head = ["split", "role", "flag", "cause_role", "measured_us_per_cta", "predicted_us_per_cta"];
+    let mut rows = vec![NAMED_BY.into_iter().chain(head).map(str::to_owned).collect()];
     for (point, wait) in recorded.iter().flat_map(|point| point.waits.iter().map(move |wait| (point, wait))) {
         let (role, flag, cause) = &wait.cause;
         let times = [wait.measured_us, wait.predicted_us].map(|us| format!("{us:.3}"));
-        let cause = [role.to_string(), flag.clone(), cause.clone()];
-        rows.push(point.fields.iter().cloned().chain(cause).chain(times).collect());
+        let cause = [point.split.clone(), role.to_string(), flag.clone(), cause.clone()];
+        rows.push(point.named.iter().cloned().chain(cause).chain(times).collect());
     }
     rows
 }
@@ -186,7 +172,7 @@ pub fn text(recorded: &[Recorded]) -> String {
     }
     let mut table = Table::new(["recorded rows: who", "waits for", "raised by", "measured_us/CTA", "predicted_us/CTA"]);
     for point in recorded {
-        let [kernel, _, _, shape, _, split] = &point.fields;
+        let ([kernel, _, _, shape, _], split) = (&point.named, &point.split);
         table.row([format!("{kernel} {shape} {split}"), String::new(), String::new(), String::new(), String::new()]);
         if point.waits.is_empty() {
             table.row(["  nobody", "a start", "", "", ""].map(str::to_owned));
