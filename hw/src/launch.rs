@@ -23,6 +23,8 @@ use tilewire_kernels::{Blocked, RoleKind, Schedule};
 const SMEM_BYTES: u32 = 232_448;
 /// Parties of a CTA that may wait. Source: `program.cuh`.
 const BLOCKED_PER_CTA: usize = 4;
+/// Head dimension of attention tiles. Source: `attention_tile.cuh`.
+const HEAD_DIM: f32 = 128.0;
 /// Runs at most that are queued behind each other.
 pub const MAX_BATCH: usize = 32;
 
@@ -47,6 +49,8 @@ struct Parameters {
     run: u32,
     peers: u32,
     maps: u32,
+    scale_log2: f32,
+    unused: u32,
 }
 
 /// A tensor map as the driver writes it.
@@ -439,14 +443,14 @@ impl<'a> Runner<'a> {
             }
             // SAFETY: events and stream live as long as `self`.
             check("cuEventRecord", unsafe { sys::cuEventRecord(*begin, stream) })?;
-            for (launch, starts) in self.program.launches.iter().zip(&self.memory.starts) {
+            for (l, launch) in self.program.launches.iter().enumerate() {
                 let mut parameters = Parameters {
                     tasks: self.memory.tasks.address,
                     waits: self.memory.waits.address,
                     signals: self.memory.signals.address,
                     regions: self.memory.regions.address,
                     roles: self.memory.roles.address,
-                    starts: starts.address,
+                    starts: self.memory.starts[l].address,
                     orders: self.memory.orders.address,
                     sources: self.memory.sources.address,
                     words: self.words.address,
@@ -458,9 +462,14 @@ impl<'a> Runner<'a> {
                     run: self.run + index as u32,
                     peers: u32::from(self.program.gpus > 1),
                     maps: self.program.maps.len() as u32,
+                    scale_log2: std::f32::consts::LOG2_E / f32::sqrt(HEAD_DIM),
+                    unused: 0,
                 };
-                let mut list: [*mut c_void; 2] =
-                    [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
+                let mut list: [*mut c_void; 3] = [
+                    (&raw mut parameters).cast(),
+                    std::ptr::from_ref(&*self.maps).cast_mut().cast(),
+                    std::ptr::from_ref(&*self.memory.firsts[l]).cast_mut().cast(),
+                ];
                 let (blocks, threads) = (launch.starts.len() as u32, self.program.threads);
                 let (function, list, none) = (self.handles.function, list.as_mut_ptr(), std::ptr::null_mut());
                 // SAFETY: memory lives as long as `self`; parameters are copied by the launch.

@@ -30,47 +30,72 @@ struct AttentionInterpreter {
   using Moving = Moves<Consumers * 128, Tile::kO / kBoxBytes, 0, Signals::kEnd, Signals>;
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
-  static constexpr float kScaleLog2 = 1.4426950408889634f * 0.08838834764831845f;  // log2(e) / sqrt(128)
 
-  static DEVICE void init_tiles(u32 smem) {
-    Tile::init_barriers(smem);
-    mbarrier_init(smem + kJoin, 1);
-    store_shared(smem + kEndCount, 0);
-    Orders::init(smem);
-    mbarrier_init_fence();
-  }
-  static DEVICE void init_moves(u32 smem) {
-    Signals::init(smem);
-    Moving::init(smem);
-    mbarrier_init_fence();
+  // The CTA's first loads wait for it: four threads of as many warps. A barrier's address must be uniform, so that lanes
+  // side by side would take turns.
+  static DEVICE void init(u32 smem) {
+    if (threadIdx.x == 0) {
+      Tile::init_barriers(smem);
+    } else if (threadIdx.x == 32) {
+      Signals::init(smem);
+      mbarrier_init_fence();
+    } else if (threadIdx.x == 64) {
+      mbarrier_init(smem + kJoin, 1);
+      Orders::init(smem);
+      mbarrier_init_fence();
+      store_shared(smem + kEndCount, 0);
+    } else if (threadIdx.x == 96) {
+      Moving::init(smem);
+      mbarrier_init_fence();
+    }
   }
 
-  static DEVICE void load(u32 smem, const Program& p, const Maps& maps) {
+  static DEVICE void load_q(u32 smem, const Maps& maps, u32 map, u32 row) {
+    mbarrier_arrive_expect_bytes(smem + Tile::kQFull, Tile::kQBytes);
+    tma_load(smem + Tile::kQ, &maps.map[map], smem + Tile::kQFull, row, 0);
+  }
+  static DEVICE void load_step(u32 smem, const Maps& maps, RingPosition& at, u32 k_map, u32 k_row, u32 v_map, u32 v_row) {
+    mbarrier_wait(smem + Tile::kKEmpty + at.slot * 8, at.parity ^ 1);
+    mbarrier_arrive_expect_bytes(smem + Tile::kKFull + at.slot * 8, kKvBytes);
+    tma_load(smem + Tile::kK + at.slot * kKvBytes, &maps.map[k_map], smem + Tile::kKFull + at.slot * 8, k_row, 0);
+    mbarrier_wait(smem + Tile::kVEmpty + at.slot * 8, at.parity ^ 1);
+    mbarrier_arrive_expect_bytes(smem + Tile::kVFull + at.slot * 8, kKvBytes);
+    tma_load(smem + Tile::kV + at.slot * kKvBytes, &maps.map[v_map], smem + Tile::kVFull + at.slot * 8, v_row, 0);
+    at.advance<2>();
+  }
+  // The steps of the first tile that can be loaded before its order is there.
+  static DEVICE u32 load_first(u32 smem, const Program& p, const Maps& maps, const First& f, RingPosition& at) {
+    const u32 early = min(2u, Orders::claim_step(f.steps, kAheadSteps));
+    if (early > 0) {
+      stamp_first(p, f.index);
+      load_q(smem, maps, f.map[0], f.row[0]);
+    }
+    for (u32 j = 0; j < early; ++j) {
+      load_step(smem, maps, at, f.map[1], f.row[1] + j * kKvRows, f.map[2], f.row[2] + j * kKvRows);
+    }
+    return early;
+  }
+  // `at` lies behind the `early` steps of the first tile.
+  static DEVICE void load(u32 smem, const Program& p, const Maps& maps, RingPosition at, u32 early) {
     if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
-    RingPosition at;
     for (u32 turn = 0; Orders::await(smem, turn) != kNone; ++turn) {
-      stamp_taken(p, Orders::index(smem, turn));
+      if (early == 0) stamp_taken(p, Orders::index(smem, turn));
       const u32 steps = Orders::task(turn).steps;
       const u32 waited_for = Orders::await_start(smem, p, turn);
-      fence_global_to_async();
-      stamp_start(p, Orders::index(smem, turn), waited_for, 0);
-      mbarrier_wait(smem + Tile::kQEmpty, (turn & 1) ^ 1);
-      mbarrier_arrive_expect_bytes(smem + Tile::kQFull, Tile::kQBytes);
-      tma_load(smem + Tile::kQ, &maps.map[Orders::region(turn, 0).map], smem + Tile::kQFull, Orders::region(turn, 0).row, 0);
+      if (early == 0) {
+        stamp_start(p, Orders::index(smem, turn), waited_for, 0);
+        mbarrier_wait(smem + Tile::kQEmpty, (turn & 1) ^ 1);
+        load_q(smem, maps, Orders::region(turn, 0).map, Orders::region(turn, 0).row);
+      }
       const u32 step_waits = Orders::task(turn).step_waits;
-      const u32 k_map = Orders::region(turn, 1).map, v_map = Orders::region(turn, 2).map;
-      const u32 k_row = Orders::region(turn, 1).row, v_row = Orders::region(turn, 2).row;
-      for (u32 j = 0; j < steps; ++j) {
+      const volatile Region& k = Orders::region(turn, 1);  // read anew each time: registers are few
+      const volatile Region& v = Orders::region(turn, 2);
+      for (u32 j = early; j < steps; ++j) {
         if (j == Orders::claim_step(steps, kAheadSteps)) Orders::claim(smem, p, turn + 1);
         if (step_waits > 0) Orders::await_step(smem, p, turn, step_waits, j, steps);
-        mbarrier_wait(smem + Tile::kKEmpty + at.slot * 8, at.parity ^ 1);
-        mbarrier_arrive_expect_bytes(smem + Tile::kKFull + at.slot * 8, kKvBytes);
-        tma_load(smem + Tile::kK + at.slot * kKvBytes, &maps.map[k_map], smem + Tile::kKFull + at.slot * 8, k_row + j * kKvRows, 0);
-        mbarrier_wait(smem + Tile::kVEmpty + at.slot * 8, at.parity ^ 1);
-        mbarrier_arrive_expect_bytes(smem + Tile::kVFull + at.slot * 8, kKvBytes);
-        tma_load(smem + Tile::kV + at.slot * kKvBytes, &maps.map[v_map], smem + Tile::kVFull + at.slot * 8, v_row + j * kKvRows, 0);
-        at.advance<2>();
+        load_step(smem, maps, at, k.map, k.row + j * kKvRows, v.map, v.row + j * kKvRows);
       }
+      early = 0;
     }
   }
 
@@ -99,7 +124,8 @@ struct AttentionInterpreter {
   }
 
   // A consumer; returns when the loader has no more tiles.
-  static DEVICE void attend(u32 smem, u32 consumer) {
+  static DEVICE void attend(u32 smem, const Program& p, u32 consumer) {
+    smem = __shfl_sync(~0u, smem, 0);  // as above: uniform
     typename Tile::Consumer me = Tile::make_consumer(smem, consumer);
     Tile::begin_turns(consumer);
     for (u32 turn = 0;; ++turn) {
@@ -109,13 +135,13 @@ struct AttentionInterpreter {
       typename Tile::State state;
       // Two paths: what the products might have begun with costs each of their steps.
       if (flags & kFirst) {
-        Tile::attend_block(smem, me, state, steps, kScaleLog2, nullptr);
+        Tile::attend_block(smem, me, state, steps, p.scale_log2, nullptr);
       } else {
-        Tile::attend_block(smem, me, state, steps, kScaleLog2, reinterpret_cast<const u8*>(Orders::region(turn, 3).address));
+        Tile::attend_block(smem, me, state, steps, p.scale_log2, reinterpret_cast<const u8*>(Orders::region(turn, 3).address));
       }
       if (flags & kLast) {
         const u64 logs = Orders::region(turn, flags & kFirst ? 4 : 5).address;
-        Tile::write_logs(state, kScaleLog2, reinterpret_cast<float*>(logs), consumer);
+        Tile::write_logs(state, p.scale_log2, reinterpret_cast<float*>(logs), consumer);
         Tile::stage_output(smem, state.o, state.row_sum, consumer, me.task_parity);
       } else {
         Tile::write_state(state, reinterpret_cast<u8*>(Orders::region(turn, 3).address), consumer);
@@ -137,42 +163,50 @@ struct AttentionInterpreter {
     return role;
   }
 
-  static DEVICE void run(const Program& p, const Maps& maps) {
+  static DEVICE void run(const Program& p, const Maps& maps, const Firsts& firsts) {
     constexpr u32 kParties = 3;
     const u32 smem = smem_address(dynamic_smem);
     const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
-    begin_cta(p, maps, kThreads);
     if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
-    if (threadIdx.x == 0) init_tiles(smem);
-    if (threadIdx.x == 32) init_moves(smem);
-    if (threadIdx.x / 32 == Consumers * 4) Orders::fetch_start(smem, p);
+    init(smem);
+    if (threadIdx.x / 32 == Consumers * 4) prefetch_first(maps, firsts.of[block_index()]);
     __syncthreads();
     if (group < Consumers) {
       registers_increase<kConsumerRegisters>();
+      Orders::await_start_put(Consumers * 128);
       // The two orders are written out: with movers on both sides of them the tiles do not keep to their registers.
-      if (Orders::start().of.tiles) {
-        attend(smem, group);
+      if (__shfl_sync(~0u, Orders::start().of.tiles, 0)) {
+        attend(smem, p, group);
         named_barrier_sync(kMoverBarrier, Consumers * 128);
         move_on(smem, p, maps, Orders::start().of.recycle);
       } else {
-        const u32 role = move_on(smem, p, maps, Orders::start().role);
+        const u32 role = __shfl_sync(~0u, move_on(smem, p, maps, Orders::start().role), 0);
         join(smem, p, role);
-        if (role != kNone) attend(smem, group);
+        if (role != kNone) attend(smem, p, group);
       }
-      if (threadIdx.x == 0) end_party(p, smem + kEndCount, kParties, smem + Tile::kFinished);
+      if (threadIdx.x == 0) end_party<Signals>(smem, p, kEndCount, kParties);
     } else {
       registers_decrease<kProducerRegisters>();
       const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
+      RingPosition at;
+      u32 early = 0;
+      if (warp == 0) {
+        const typename Orders::Piece piece = Orders::ask_start(p);
+        if (lane_id() == 0) early = load_first(smem, p, maps, firsts.of[block_index()], at);
+        __syncwarp();
+        Orders::put_start(smem, piece, Consumers * 128);
+      }
+      if (warp == 3) begin_cta(p, maps);
       if (lane_id() == 0) {
         if (warp == 3) {
-          Signals::run(smem, p, Tile::kFinished);
+          Signals::run(smem, p);
         } else if (warp < 2) {
           if (warp == 0) {
-            load(smem, p, maps);
+            load(smem, p, maps, at, early);
           } else {
             store(smem, p, maps);
           }
-          end_party(p, smem + kEndCount, kParties, smem + Tile::kFinished);
+          end_party<Signals>(smem, p, kEndCount, kParties);
         }
       }
     }

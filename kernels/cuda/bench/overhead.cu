@@ -82,6 +82,7 @@ static AttentionStats* attention_stats;
 struct Descriptors {
   Program program = {};
   Maps maps = {};
+  Firsts firsts = {};
   void finish(const std::vector<Task>& tasks, const std::vector<Region>& regions, uint32_t claim) {
     Role role = {};
     role.tasks = uint32_t(tasks.size());
@@ -100,8 +101,13 @@ struct Descriptors {
       orders.push_back(order);
     }
     for (uint32_t i = 0; i < kSms; ++i) {
-      const bool decided = claim == kStrided && i < tasks.size();
+      const bool decided = i < tasks.size();
       starts.push_back({role, 0, i, decided ? i : kNone, 0, decided ? orders[i] : Order{}});
+      firsts.of[i] = {};
+      if (!decided) continue;
+      const Region* r = orders[i].regions;
+      firsts.of[i] = {i, tasks[i].steps, {r[0].row, r[1].row, r[2].row}, {r[0].column_block, r[1].column_block},
+                      {uint8_t(r[0].map), uint8_t(r[1].map), uint8_t(r[2].map)}, 0};
     }
     program.orders = upload(orders);
     program.tasks = upload(tasks);
@@ -113,6 +119,7 @@ struct Descriptors {
     program.words = words;
     program.blocked = blocked;
     program.times = times;
+    program.scale_log2 = 0.127517432f;
   }
   template <class Kernel>
   Side side(const std::string& name, Kernel kernel, int threads, bool record, bool ticket = false) const {
@@ -120,9 +127,10 @@ struct Descriptors {
     Program p = program;
     p.stamps = record ? stamps : nullptr;
     Maps m = maps;
+    Firsts f = firsts;
     return {name, [=] {
               if (ticket) CHECK(cudaMemsetAsync(words, 0, 256));
-              void* args[] = {(void*)&p, (void*)&m};
+              void* args[] = {(void*)&p, (void*)&m, (void*)&f};
               CHECK(cudaLaunchKernel((const void*)kernel, dim3(kSms), dim3(threads), args, kSmem, 0));
             }};
   }
@@ -253,8 +261,8 @@ static void attention(const char* name, Wired wired_kernel, Kernel kernel, int c
 int main(int argc, char** argv) {
   const int count = argc > 1 ? atoi(argv[1]) : 30;
   const uint64_t bytes = 1ull << 30;
-  CHECK(cudaMalloc(&A, bytes)); CHECK(cudaMalloc(&B, bytes)); CHECK(cudaMalloc(&C, bytes)); CHECK(cudaMalloc(&D, bytes));
-  random_bf16(A, bytes / 2, 1);
+  CHECK(cudaMalloc(&A, 2 * bytes)); CHECK(cudaMalloc(&B, bytes)); CHECK(cudaMalloc(&C, bytes)); CHECK(cudaMalloc(&D, bytes));
+  random_bf16(A, bytes, 1);
   random_bf16(B, bytes / 2, 2);
   CHECK(cudaMemset(D, 0, bytes));
   CHECK(cudaMalloc(&words, 4096));
@@ -268,6 +276,8 @@ int main(int argc, char** argv) {
   gemm(8192, 8192, 512, count);
   gemm(16384, 16384, 1024, count);
   gemm(8192, 512, 8192, count);
+  gemm(16384, 1024, 16384, count);
+  gemm(32768, 2048, 32768, count);
   attention("attention_3_plain", attention_3_plain, attend_192, 3, 64, 1536, 1536, count);
   attention("attention_2_overlap_turns", attention_2_overlap_turns, attend_128, 2, 64, 1536, 1536, count);
   attention("attention_3_plain", attention_3_plain, attend_192, 3, 64, 3072, 3072, count);
