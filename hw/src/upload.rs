@@ -174,11 +174,11 @@ mod tests {
 
     #[test]
     fn only_tiles_that_wait_for_nothing_are_loaded_before_their_orders() {
-        let region = |row, column_block, map| DeviceRegion { row, column_block, map, ..DeviceRegion::default() };
+        let region = |map, row, column_block| DeviceRegion { map, row, column_block, ..DeviceRegion::default() };
         let start = |index, start_waits, step_waits| {
             let task = DeviceTask { steps: 7, start_waits, step_waits, output_waits: 1, ..DeviceTask::default() };
             let mut regions = [DeviceRegion::default(); ORDER_REGIONS];
-            regions[..3].copy_from_slice(&[region(128, 1, 4), region(0, 8, 5), region(64, 0, 6)]);
+            regions[..3].copy_from_slice(&[region(4, 128, 1), region(5, 0, 8), region(6, 64, 0)]);
             Start { index, first: Order { task, regions, ..Order::default() }, ..Start::default() }
         };
         let firsts = firsts(&[start(NONE, 0, 0), start(3, 0, 0), start(4, 1, 0), start(5, 0, 1)]).unwrap();
