@@ -28,7 +28,7 @@ use crate::noise::Noise;
 use crate::predict::{Config, Execution, Protocol};
 use cost::Compiler;
 use hash::FastMap;
-use rank::{compile_rank, set_countdowns};
+use rank::{account, compile_rank, set_countdowns};
 use resource::{capacities, droop};
 use std::collections::HashMap;
 use tilewire_kernels::schedule::side_by_side;
@@ -130,8 +130,9 @@ impl Compiled {
             rails,
             classes: Vec::new(),
             class_of: HashMap::new(),
-            costs: Vec::new(),
+            keys: Vec::new(),
             cost_of: FastMap::default(),
+            costs: Vec::new(),
             put_flow_of: FastMap::default(),
         };
 
@@ -165,6 +166,10 @@ impl Compiled {
                 &mut raisers,
                 &mut dropped,
             ));
+        }
+        compiler.make_records();
+        for program in &mut programs {
+            account(program, &compiler);
         }
         set_countdowns(&mut programs, schedule, &representatives, &family_base);
 
