@@ -205,8 +205,7 @@ impl Kernel for GemmAr {
             "interleave" => pick("row", "chunk"),
             "slice_order" => pick("absolute", "relative"),
             "node_sum" => pick("pull", "add"),
-            // From three nodes on the chunks of all that sum go together: a lead is that many times as long, and puts later.
-            "open_lead_tiles" => Value::Int(if published || nodes > 2 { 0 } else { open_lead_tiles(cluster) }),
+            "open_lead_tiles" => Value::Int(if published { 0 } else { open_lead_tiles(cluster) }),
             "double_store" | "nvls" | "end_sync" => Value::Bool(published),
             // Fewer bytes from three nodes on.
             "exchange" if nodes > 2 && problem_width(problem).is_multiple_of(256 * nodes) => {
