@@ -443,14 +443,14 @@ impl<'a> Runner<'a> {
             }
             // SAFETY: events and stream live as long as `self`.
             check("cuEventRecord", unsafe { sys::cuEventRecord(*begin, stream) })?;
-            for (l, launch) in self.program.launches.iter().enumerate() {
+            for (launch, starts) in self.program.launches.iter().zip(&self.memory.starts) {
                 let mut parameters = Parameters {
                     tasks: self.memory.tasks.address,
                     waits: self.memory.waits.address,
                     signals: self.memory.signals.address,
                     regions: self.memory.regions.address,
                     roles: self.memory.roles.address,
-                    starts: self.memory.starts[l].address,
+                    starts: starts.address,
                     orders: self.memory.orders.address,
                     sources: self.memory.sources.address,
                     words: self.words.address,
@@ -465,11 +465,8 @@ impl<'a> Runner<'a> {
                     scale_log2: std::f32::consts::LOG2_E / f32::sqrt(HEAD_DIM),
                     unused: 0,
                 };
-                let mut list: [*mut c_void; 3] = [
-                    (&raw mut parameters).cast(),
-                    std::ptr::from_ref(&*self.maps).cast_mut().cast(),
-                    std::ptr::from_ref(&*self.memory.firsts[l]).cast_mut().cast(),
-                ];
+                let mut list: [*mut c_void; 2] =
+                    [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
                 let (blocks, threads) = (launch.starts.len() as u32, self.program.threads);
                 let (function, list, none) = (self.handles.function, list.as_mut_ptr(), std::ptr::null_mut());
                 // SAFETY: memory lives as long as `self`; parameters are copied by the launch.

@@ -31,25 +31,7 @@ pub(crate) struct Start {
     first: Order,
 }
 
-/// Blocks of a launch, at most: the SMs of the largest GPU that runs the interpreter. Source: `program.cuh`.
-const MAX_BLOCKS: usize = 144;
-
-/// `First` of `program.cuh`: what a block's first loads need, all zero where they must wait for its [`Start`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct First {
-    index: u32,
-    steps: u32,
-    rows: [u32; 3],
-    column_blocks: [u32; 2],
-    maps: [u8; 3],
-    unused: u8,
-}
-
-/// `Firsts` of `program.cuh`: a launch's parameter, by block.
-pub(crate) type Firsts = [First; MAX_BLOCKS];
-
-/// The program's arrays on the device, and the parameters that are like them.
+/// The program's arrays on the device.
 pub(crate) struct Arrays {
     pub tasks: DeviceMemory,
     pub waits: DeviceMemory,
@@ -58,8 +40,6 @@ pub(crate) struct Arrays {
     pub roles: DeviceMemory,
     /// By launch.
     pub starts: Vec<DeviceMemory>,
-    /// By launch.
-    pub firsts: Vec<Box<Firsts>>,
     /// One per tile.
     pub orders: DeviceMemory,
     pub sources: DeviceMemory,
@@ -69,8 +49,7 @@ impl Arrays {
     /// Writes a program for memory that lies at `addresses`.
     ///
     /// # Errors
-    /// [`HwError::Cuda`], for example when the GPU has too little memory; [`HwError::Unsupported`] for a launch of more
-    /// blocks than such GPUs have SMs.
+    /// [`HwError::Cuda`], for example when the GPU has too little memory.
     pub fn new(program: &Program, addresses: &Addresses) -> Result<Self, HwError> {
         let base = |arena: u32| addresses.arena(arena);
         let signals: Vec<DeviceSignal> = program
@@ -97,7 +76,6 @@ impl Arrays {
             signals: DeviceMemory::of::<DeviceSignal>(&signals)?,
             regions: DeviceMemory::of::<DeviceRegion>(&regions)?,
             roles: DeviceMemory::of::<DeviceRole>(&roles)?,
-            firsts: starts.iter().map(|of| firsts(of)).collect::<Result<_, _>>()?,
             starts: starts.iter().map(|of| DeviceMemory::of::<Start>(of)).collect::<Result<_, _>>()?,
             orders: DeviceMemory::of::<Order>(&orders)?,
             sources: DeviceMemory::of::<u64>(&sources)?,
@@ -136,30 +114,6 @@ fn starts(program: &Program, roles: &[DeviceRole], orders: &[Order]) -> Vec<Vec<
     program.launches.iter().map(|launch| launch.starts.iter().map(start).collect()).collect()
 }
 
-/// What the blocks of a launch may load at once.
-fn firsts(starts: &[Start]) -> Result<Box<Firsts>, HwError> {
-    let mut firsts = Box::new([First::default(); MAX_BLOCKS]);
-    if starts.len() > MAX_BLOCKS {
-        let what = format!("a launch of {} blocks, at most {MAX_BLOCKS}", starts.len());
-        return Err(HwError::Unsupported { what });
-    }
-    for (first, Start { index, first: Order { task, regions, .. }, .. }) in firsts.iter_mut().zip(starts) {
-        if *index == NONE || task.start_waits + task.step_waits > 0 {
-            continue;
-        }
-        let [one, two, three, ..] = regions;
-        *first = First {
-            index: *index,
-            steps: task.steps,
-            rows: [one.row, two.row, three.row],
-            column_blocks: [one.column_block, two.column_block],
-            maps: [one.map as u8, two.map as u8, three.map as u8],
-            unused: 0,
-        };
-    }
-    Ok(firsts)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,22 +123,6 @@ mod tests {
     fn sizes_are_those_that_the_device_reads() {
         // 16 bytes are the smallest piece of a bulk copy; `program.cuh` has the same numbers by its structs.
         assert_eq!((size_of::<Order>(), size_of::<DeviceRole>(), size_of::<Start>()), (416, 48, 480));
-        assert_eq!((size_of::<First>(), size_of::<Firsts>()), (32, 4608));
-    }
-
-    #[test]
-    fn only_tiles_that_wait_for_nothing_are_loaded_before_their_orders() {
-        let region = |map, row, column_block| DeviceRegion { map, row, column_block, ..DeviceRegion::default() };
-        let start = |index, start_waits, step_waits| {
-            let task = DeviceTask { steps: 7, start_waits, step_waits, output_waits: 1, ..DeviceTask::default() };
-            let mut regions = [DeviceRegion::default(); ORDER_REGIONS];
-            regions[..3].copy_from_slice(&[region(4, 128, 1), region(5, 0, 8), region(6, 64, 0)]);
-            Start { index, first: Order { task, regions, ..Order::default() }, ..Start::default() }
-        };
-        let firsts = firsts(&[start(NONE, 0, 0), start(3, 0, 0), start(4, 1, 0), start(5, 0, 1)]).unwrap();
-        let known = First { index: 3, steps: 7, rows: [128, 0, 64], column_blocks: [1, 8], maps: [4, 5, 6], unused: 0 };
-        assert_eq!(firsts[..5], [First::default(), known, First::default(), First::default(), First::default()]);
-        assert!(super::firsts(&vec![start(0, 0, 0); MAX_BLOCKS + 1]).is_err(), "the device would read behind the last");
     }
 
     #[test]

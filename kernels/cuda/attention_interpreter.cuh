@@ -31,7 +31,7 @@ struct AttentionInterpreter {
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
 
-  // The CTA's first loads wait for it: four threads of as many warps. A barrier's address must be uniform, so that lanes
+  // All of the CTA waits for it: four threads of as many warps. A barrier's address must be uniform, so that lanes
   // side by side would take turns.
   static DEVICE void init(u32 smem) {
     if (threadIdx.x == 0) {
@@ -50,52 +50,32 @@ struct AttentionInterpreter {
     }
   }
 
-  static DEVICE void load_q(u32 smem, const Maps& maps, u32 map, u32 row) {
-    mbarrier_arrive_expect_bytes(smem + Tile::kQFull, Tile::kQBytes);
-    tma_load(smem + Tile::kQ, &maps.map[map], smem + Tile::kQFull, row, 0);
-  }
-  static DEVICE void load_step(u32 smem, const Maps& maps, RingPosition& at, u32 k_map, u32 k_row, u32 v_map, u32 v_row) {
-    mbarrier_wait(smem + Tile::kKEmpty + at.slot * 8, at.parity ^ 1);
-    mbarrier_arrive_expect_bytes(smem + Tile::kKFull + at.slot * 8, kKvBytes);
-    tma_load(smem + Tile::kK + at.slot * kKvBytes, &maps.map[k_map], smem + Tile::kKFull + at.slot * 8, k_row, 0);
-    mbarrier_wait(smem + Tile::kVEmpty + at.slot * 8, at.parity ^ 1);
-    mbarrier_arrive_expect_bytes(smem + Tile::kVFull + at.slot * 8, kKvBytes);
-    tma_load(smem + Tile::kV + at.slot * kKvBytes, &maps.map[v_map], smem + Tile::kVFull + at.slot * 8, v_row, 0);
-    at.advance<2>();
-  }
-  // The steps of the first tile that can be loaded before its order is there.
-  static DEVICE u32 load_first(u32 smem, const Program& p, const Maps& maps, const First& f, RingPosition& at) {
-    const u32 early = min(2u, Orders::claim_step(f.steps, kAheadSteps));
-    if (early > 0) {
-      stamp_first(p, f.index);
-      load_q(smem, maps, f.map[0], f.row[0]);
-    }
-    for (u32 j = 0; j < early; ++j) {
-      load_step(smem, maps, at, f.map[1], f.row[1] + j * kKvRows, f.map[2], f.row[2] + j * kKvRows);
-    }
-    return early;
-  }
-  // `at` lies behind the `early` steps of the first tile.
-  static DEVICE void load(u32 smem, const Program& p, const Maps& maps, RingPosition at, u32 early) {
+  static DEVICE void load(u32 smem, const Program& p, const Maps& maps) {
     if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
+    RingPosition at;
     for (u32 turn = 0; Orders::await(smem, turn) != kNone; ++turn) {
-      if (early == 0) stamp_taken(p, Orders::index(smem, turn));
+      stamp_taken(p, Orders::index(smem, turn));
       const u32 steps = Orders::task(turn).steps;
       const u32 waited_for = Orders::await_start(smem, p, turn);
-      if (early == 0) {
-        stamp_start(p, Orders::index(smem, turn), waited_for, 0);
-        mbarrier_wait(smem + Tile::kQEmpty, (turn & 1) ^ 1);
-        load_q(smem, maps, Orders::region(turn, 0).map, Orders::region(turn, 0).row);
-      }
+      fence_global_to_async();
+      stamp_start(p, Orders::index(smem, turn), waited_for, 0);
+      mbarrier_wait(smem + Tile::kQEmpty, (turn & 1) ^ 1);
+      mbarrier_arrive_expect_bytes(smem + Tile::kQFull, Tile::kQBytes);
+      tma_load(smem + Tile::kQ, &maps.map[Orders::region(turn, 0).map], smem + Tile::kQFull, Orders::region(turn, 0).row, 0);
       const u32 step_waits = Orders::task(turn).step_waits;
-      const volatile Region& k = Orders::region(turn, 1);  // read anew each time: registers are few
-      const volatile Region& v = Orders::region(turn, 2);
-      for (u32 j = early; j < steps; ++j) {
+      const u32 k_map = Orders::region(turn, 1).map, v_map = Orders::region(turn, 2).map;
+      const u32 k_row = Orders::region(turn, 1).row, v_row = Orders::region(turn, 2).row;
+      for (u32 j = 0; j < steps; ++j) {
         if (j == Orders::claim_step(steps, kAheadSteps)) Orders::claim(smem, p, turn + 1);
         if (step_waits > 0) Orders::await_step(smem, p, turn, step_waits, j, steps);
-        load_step(smem, maps, at, k.map, k.row + j * kKvRows, v.map, v.row + j * kKvRows);
+        mbarrier_wait(smem + Tile::kKEmpty + at.slot * 8, at.parity ^ 1);
+        mbarrier_arrive_expect_bytes(smem + Tile::kKFull + at.slot * 8, kKvBytes);
+        tma_load(smem + Tile::kK + at.slot * kKvBytes, &maps.map[k_map], smem + Tile::kKFull + at.slot * 8, k_row + j * kKvRows, 0);
+        mbarrier_wait(smem + Tile::kVEmpty + at.slot * 8, at.parity ^ 1);
+        mbarrier_arrive_expect_bytes(smem + Tile::kVFull + at.slot * 8, kKvBytes);
+        tma_load(smem + Tile::kV + at.slot * kKvBytes, &maps.map[v_map], smem + Tile::kVFull + at.slot * 8, v_row + j * kKvRows, 0);
+        at.advance<2>();
       }
-      early = 0;
     }
   }
 
@@ -125,7 +105,6 @@ struct AttentionInterpreter {
 
   // A consumer; returns when the loader has no more tiles.
   static DEVICE void attend(u32 smem, const Program& p, u32 consumer) {
-    smem = __shfl_sync(~0u, smem, 0);  // as above: uniform
     typename Tile::Consumer me = Tile::make_consumer(smem, consumer);
     Tile::begin_turns(consumer);
     for (u32 turn = 0;; ++turn) {
@@ -163,24 +142,24 @@ struct AttentionInterpreter {
     return role;
   }
 
-  static DEVICE void run(const Program& p, const Maps& maps, const Firsts& firsts) {
+  static DEVICE void run(const Program& p, const Maps& maps) {
     constexpr u32 kParties = 3;
     const u32 smem = smem_address(dynamic_smem);
     const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
+    begin_cta(p, maps, kThreads);
     if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
     init(smem);
-    if (threadIdx.x / 32 == Consumers * 4) prefetch_first(maps, firsts.of[block_index()]);
+    if (threadIdx.x / 32 == Consumers * 4) Orders::fetch_start(smem, p);
     __syncthreads();
     if (group < Consumers) {
       registers_increase<kConsumerRegisters>();
-      Orders::await_start_put(Consumers * 128);
       // The two orders are written out: with movers on both sides of them the tiles do not keep to their registers.
-      if (__shfl_sync(~0u, Orders::start().of.tiles, 0)) {
+      if (Orders::start().of.tiles) {
         attend(smem, p, group);
         named_barrier_sync(kMoverBarrier, Consumers * 128);
         move_on(smem, p, maps, Orders::start().of.recycle);
       } else {
-        const u32 role = __shfl_sync(~0u, move_on(smem, p, maps, Orders::start().role), 0);
+        const u32 role = move_on(smem, p, maps, Orders::start().role);
         join(smem, p, role);
         if (role != kNone) attend(smem, p, group);
       }
@@ -188,21 +167,12 @@ struct AttentionInterpreter {
     } else {
       registers_decrease<kProducerRegisters>();
       const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
-      RingPosition at;
-      u32 early = 0;
-      if (warp == 0) {
-        const typename Orders::Piece piece = Orders::ask_start(p);
-        if (lane_id() == 0) early = load_first(smem, p, maps, firsts.of[block_index()], at);
-        __syncwarp();
-        Orders::put_start(smem, piece, Consumers * 128);
-      }
-      if (warp == 3) begin_cta(p, maps);
       if (lane_id() == 0) {
         if (warp == 3) {
           Signals::run(smem, p);
         } else if (warp < 2) {
           if (warp == 0) {
-            load(smem, p, maps, at, early);
+            load(smem, p, maps);
           } else {
             store(smem, p, maps);
           }

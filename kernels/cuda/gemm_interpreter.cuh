@@ -39,7 +39,7 @@ struct GemmInterpreter {
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
 
-  // The CTA's first loads wait for it: four threads of as many warps. A barrier's address must be uniform, so that lanes
+  // All of the CTA waits for it: four threads of as many warps. A barrier's address must be uniform, so that lanes
   // side by side would take turns.
   static DEVICE void init(u32 smem) {
     if (threadIdx.x == 0) {
@@ -60,46 +60,31 @@ struct GemmInterpreter {
   }
 
   // --- warp 8: the loader
-  static DEVICE void load_step(u32 smem, const Maps& maps, RingPosition& at, u32 note, u32 a_map, u32 a_row, u32 a_column,
-                               u32 b_map, u32 b_row, u32 b_column) {
-    const u32 full = smem + Tile::kFull + at.slot * 8;
-    const u32 stage = smem + at.slot * kStageBytes;
-    mbarrier_wait(smem + Tile::kEmpty + at.slot * 8, at.parity ^ 1);
-    store_shared(smem + kNotes + at.slot * 4, note);
-    mbarrier_arrive_expect_bytes(full, kStageBytes);
-    tma_load(stage, &maps.map[a_map], full, a_row, a_column);
-    tma_load(stage + kABytes, &maps.map[b_map], full, b_row, b_column);
-    at.advance<kStages>();
-  }
-  // The steps of the first tile that can be loaded before its order is there.
-  static DEVICE u32 load_first(u32 smem, const Program& p, const Maps& maps, const First& f, RingPosition& at) {
-    const u32 early = min(kStages, Orders::claim_step(f.steps, kAhead));
-    if (early > 0) stamp_first(p, f.index);
-    for (u32 k = 0; k < early; ++k) {
-      load_step(smem, maps, at, kMoreSteps, f.map[0], f.row[0], f.column_block[0] + k, f.map[1], f.row[1] + k * kTileK, f.column_block[1]);
-    }
-    return early;
-  }
-  // `at` lies behind the `early` steps of the first tile.
-  static DEVICE void load(u32 smem, const Program& p, const Maps& maps, RingPosition at, u32 early) {
+  static DEVICE void load(u32 smem, const Program& p, const Maps& maps) {
     if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
+    RingPosition at;
     for (u32 turn = 0; Orders::await(smem, turn) != kNone; ++turn) {
-      if (early == 0) stamp_taken(p, Orders::index(smem, turn));
+      stamp_taken(p, Orders::index(smem, turn));
       const u32 steps = Orders::task(turn).steps, step_waits = Orders::task(turn).step_waits;
       const u32 waited_for = Orders::await_start(smem, p, turn);
-      if (early == 0) stamp_start(p, Orders::index(smem, turn), waited_for, 0);
+      stamp_start(p, Orders::index(smem, turn), waited_for, 0);
       if (Tile::kAliased && turn > 0) mbarrier_wait(smem + Tile::kDrained, (turn - 1) & 1);
       const u32 a_map = Orders::region(turn, 0).map, a_row = Orders::region(turn, 0).row;
       const u32 a_column = Orders::region(turn, 0).column_block;
       const u32 b_map = Orders::region(turn, 1).map, b_row = Orders::region(turn, 1).row;
       const u32 b_column = Orders::region(turn, 1).column_block;
-      for (u32 k = early; k < steps; ++k) {
+      for (u32 k = 0; k < steps; ++k) {
         if (k == Orders::claim_step(steps, kAhead)) Orders::claim(smem, p, turn + 1);
         if (step_waits > 0) Orders::await_step(smem, p, turn, step_waits, k, steps);
-        const u32 note = k + 1 < steps ? kMoreSteps : Orders::index(smem, turn + 1) != kNone ? kLastStep : kLastOfAll;
-        load_step(smem, maps, at, note, a_map, a_row, a_column + k, b_map, b_row + k * kTileK, b_column);
+        const u32 full = smem + Tile::kFull + at.slot * 8;
+        const u32 stage = smem + at.slot * kStageBytes;
+        mbarrier_wait(smem + Tile::kEmpty + at.slot * 8, at.parity ^ 1);
+        store_shared(smem + kNotes + at.slot * 4, k + 1 < steps ? kMoreSteps : Orders::index(smem, turn + 1) != kNone ? kLastStep : kLastOfAll);
+        mbarrier_arrive_expect_bytes(full, kStageBytes);
+        tma_load(stage, &maps.map[a_map], full, a_row, a_column + k);
+        tma_load(stage + kABytes, &maps.map[b_map], full, b_row + k * kTileK, b_column);
+        at.advance<kStages>();
       }
-      early = 0;
     }
   }
 
@@ -229,24 +214,24 @@ struct GemmInterpreter {
     return role;
   }
 
-  static DEVICE void run(const Program& p, const Maps& maps, const Firsts& firsts) {
+  static DEVICE void run(const Program& p, const Maps& maps) {
     constexpr u32 kParties = 4;
     const u32 smem = smem_address(dynamic_smem);
     const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
+    begin_cta(p, maps, kGemmThreads);
     if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
     init(smem);
-    if (threadIdx.x / 32 == kConsumers * 4) prefetch_first(maps, firsts.of[block_index()]);
+    if (threadIdx.x / 32 == kConsumers * 4) Orders::fetch_start(smem, p);
     __syncthreads();
     if (group < kConsumers) {
       registers_increase<232>();
-      Orders::await_start_put(kConsumers * 128);
       // The two orders are written out: with movers on both sides of them the products do not keep to their registers.
-      if (__shfl_sync(~0u, Orders::start().of.tiles, 0)) {
+      if (Orders::start().of.tiles) {
         multiply(smem, group);
         named_barrier_sync(kMoverBarrier, kConsumers * 128);
         move_on(smem, p, maps, Orders::start().of.recycle);
       } else {
-        const u32 role = __shfl_sync(~0u, move_on(smem, p, maps, Orders::start().role), 0);
+        const u32 role = move_on(smem, p, maps, Orders::start().role);
         join(smem, p, role);
         if (role != kNone) multiply(smem, group);
       }
@@ -254,21 +239,12 @@ struct GemmInterpreter {
     } else {
       registers_decrease<40>();
       const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
-      RingPosition at;
-      u32 early = 0;
-      if (warp == 0) {
-        const typename Orders::Piece piece = Orders::ask_start(p);
-        if (lane_id() == 0) early = load_first(smem, p, maps, firsts.of[block_index()], at);
-        __syncwarp();
-        Orders::put_start(smem, piece, kConsumers * 128);
-      }
-      if (warp == 3) begin_cta(p, maps);
       if (lane_id() == 0) {
         if (warp == 3) {
           Signals::run(smem, p);
         } else {
           if (warp == 0) {
-            load(smem, p, maps, at, early);
+            load(smem, p, maps);
           } else {
             store(smem, p, maps, warp - 1);
           }

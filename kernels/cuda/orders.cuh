@@ -3,8 +3,6 @@
 #pragma once
 #include "tasks.cuh"
 
-constexpr u32 kStartBarrier = 6;
-
 // A ring of orders in shared memory, behind what the CTA begins with, from Control on. A bulk copy fetches the task, the
 // waits and the first Regions regions of an order. Readers are those who give a slot back.
 template <u32 Control, u32 Slots, u32 Regions, u32 Readers>
@@ -60,35 +58,22 @@ struct OrderRing {
     store_shared(smem + kOrders + turn % Slots * kBytes + kSteps * 4, 0);
     mbarrier_arrive(smem + kFull + turn % Slots * 8);
   }
-  // A warp brings the CTA's start, a piece by each lane: it asks before the CTA meets, and puts it down afterwards, for
-  // itself and for `waiting` threads that wait by a named barrier. (A loop around an mbarrier, before the roles' tiles, makes
-  // ptxas take threads for divergent and keep what is uniform in each thread's registers.)
-  struct Piece {
-    u32 x[4];
-  };
-  static DEVICE u32 piece_at() {
+  // A warp, before the CTA meets: brings the CTA's start, a piece by each lane.
+  static DEVICE void fetch_start(u32 smem, const Program& p) {
     static_assert(kHead + kBytes <= 32 * 16 && kHead % 16 == 0, "a piece for each lane");
-    return min(lane_id() * 16, kHead + kBytes - 16);
-  }
-  static DEVICE Piece ask_start(const Program& p) {
-    Piece piece;
+    const u32 at = min(lane_id() * 16, kHead + kBytes - 16);
+    u32 x[4];
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(piece.x[0]), "=r"(piece.x[1]), "=r"(piece.x[2]), "=r"(piece.x[3])
-                 : "l"(reinterpret_cast<const u8*>(p.starts + block_index()) + piece_at())
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "l"(reinterpret_cast<const u8*>(p.starts + block_index()) + at)
                  : "memory");
-    return piece;
-  }
-  static DEVICE void put_start(u32 smem, const Piece& piece, u32 waiting) {
-    asm volatile("st.volatile.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem + Control + piece_at()), "r"(piece.x[0]),
-                 "r"(piece.x[1]), "r"(piece.x[2]), "r"(piece.x[3])
+    asm volatile("st.volatile.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem + Control + at), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                 "r"(x[3])
                  : "memory");
-    __syncwarp();
-    named_barrier_arrive(kStartBarrier, waiting + 32);
   }
-  static DEVICE void await_start_put(u32 waiting) { named_barrier_sync(kStartBarrier, waiting + 32); }
 
-  // The loader's thread, when the start is there: the CTA's first tile. Waits at `join` for the role, if the CTA begins with
-  // other work; false if it comes to none with tiles.
+  // The loader's thread: the CTA's first tile. Waits at `join` for the role, if the CTA begins with other work; false if it
+  // comes to none with tiles.
   static DEVICE bool begin(u32 smem, const Program& p, u32 join, u32 has_role) {
     if (start().index != kNone) {
       store_shared(smem + kIndex, start().index);

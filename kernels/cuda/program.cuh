@@ -99,18 +99,6 @@ struct Start {
   Order first;
 };
 
-// What a CTA's first loads need, among the launch's parameters: a trip to memory for its start would come before them.
-// Only of a first tile that the claim decides and that waits for nothing; else steps are 0.
-struct First {
-  u32 index;  // of the task
-  u32 steps;
-  u32 row[3];         // of a and b; of q, k and v
-  u32 column_block[2];  // of a and b
-  u8 map[3];
-  u8 unused;
-};
-constexpr u32 kMaxBlocks = 144;  // SMs of the largest GPU with this instruction set
-
 // A wait that lasts long, in host memory: what the watchdog's trap leaves behind.
 struct Blocked {
   u32 task;  // index + 1, 0: none
@@ -163,8 +151,4 @@ struct Program {
 
 struct Maps {
   TensorMap map[kMaxMaps];
-};
-
-struct Firsts {
-  First of[kMaxBlocks];
 };

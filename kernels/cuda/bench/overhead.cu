@@ -82,7 +82,6 @@ static AttentionStats* attention_stats;
 struct Descriptors {
   Program program = {};
   Maps maps = {};
-  Firsts firsts = {};
   void finish(const std::vector<Task>& tasks, const std::vector<Region>& regions, uint32_t claim) {
     Role role = {};
     role.tasks = uint32_t(tasks.size());
@@ -103,11 +102,6 @@ struct Descriptors {
     for (uint32_t i = 0; i < kSms; ++i) {
       const bool decided = i < tasks.size();
       starts.push_back({role, 0, i, decided ? i : kNone, 0, decided ? orders[i] : Order{}});
-      firsts.of[i] = {};
-      if (!decided) continue;
-      const Region* r = orders[i].regions;
-      firsts.of[i] = {i, tasks[i].steps, {r[0].row, r[1].row, r[2].row}, {r[0].column_block, r[1].column_block},
-                      {uint8_t(r[0].map), uint8_t(r[1].map), uint8_t(r[2].map)}, 0};
     }
     program.orders = upload(orders);
     program.tasks = upload(tasks);
@@ -127,10 +121,9 @@ struct Descriptors {
     Program p = program;
     p.stamps = record ? stamps : nullptr;
     Maps m = maps;
-    Firsts f = firsts;
     return {name, [=] {
               if (ticket) CHECK(cudaMemsetAsync(words, 0, 256));
-              void* args[] = {(void*)&p, (void*)&m, (void*)&f};
+              void* args[] = {(void*)&p, (void*)&m};
               CHECK(cudaLaunchKernel((const void*)kernel, dim3(kSms), dim3(threads), args, kSmem, 0));
             }};
   }
