@@ -139,7 +139,7 @@ impl Measured {
         // A GPU or process per rank shows every rank, one GPU that stands for all shows one.
         let all = row.text("mode") != "mirror" || row.text("device") == "host";
         let execution = if all { Execution::Full } else { Execution::Mirror };
-        let case = crate::plan::Draft { execution, ..draft }.resolve(source).map_err(flagged)?;
+        let case = crate::plan::Draft { execution: Some(execution), ..draft }.resolve(source).map_err(flagged)?;
         let prepared = Prepared::new(&case)?;
         let split = row.split().map_err(refuse)?;
         let hash = schedule_hash(&prepared.schedule, &split).to_string();

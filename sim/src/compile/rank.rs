@@ -29,6 +29,7 @@ pub(super) fn compile_rank(
             let first = program.tasks.len() as u32;
             let mut panels = Panels::new(compiler.machine);
             let (mut work_ps, mut collective) = (0_u128, false);
+            let timed = !launches[l].before_clock;
             let flag = |f: tilewire_kernels::schedule::Flag| family_base[usize::from(f.family.0)] + f.slot;
             schedule.for_each_task(rank, l, r, |task| {
                 let key = cost_key(&task, &table, role, &mut panels);
@@ -44,7 +45,7 @@ pub(super) fn compile_rank(
                 for (class, work) in
                     [(form.main, form.fixed + form.step * u64::from(record.steps)), (form.out.class, form.out.work)]
                 {
-                    add_totals(&mut totals, compiler, class, work);
+                    add_totals(&mut totals, compiler, class, if timed { work } else { 0 });
                 }
                 let wait0 = program.waits.len() as u32;
                 let mut counts = [0_u8; 3];
@@ -87,7 +88,8 @@ pub(super) fn compile_rank(
                     }
                 }
                 if let Op::Collective { kind, src, dst } = &task.op {
-                    program.put_bytes += compiler.node_bytes(*kind, src.bytes().max(dst.bytes()));
+                    let bytes = compiler.node_bytes(*kind, src.bytes().max(dst.bytes()));
+                    program.put_bytes += if timed { bytes } else { 0 };
                 }
                 let mut put = NONE;
                 if let Op::Put { src, dst, queue, publish, arrived, sent } = &task.op {
@@ -99,10 +101,10 @@ pub(super) fn compile_rank(
                     let bytes = if dst.region.bytes() == 0 { 0 } else { src.bytes() };
                     let rail = (u32::from(*queue) % compiler.rails) as u16;
                     let flow = compiler.put_flow(offset, rail, bytes);
-                    add_totals(&mut totals, compiler, flow.class, flow.work);
+                    add_totals(&mut totals, compiler, flow.class, if timed { flow.work } else { 0 });
                     let folded = compiler.fold(offset);
                     put = program.puts.len() as u32;
-                    program.put_bytes += bytes;
+                    program.put_bytes += if timed { bytes } else { 0 };
                     program.puts.push(PutC {
                         dn: folded.dn,
                         dg: folded.dg,
