@@ -75,6 +75,14 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
         return Err(ExperimentError::refused(given, "only with --fabric; add it, or leave this away"));
     }
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
+    // What is given is read before anything is measured.
+    let mut probed = Vec::new();
+    for file in &args.readings {
+        read_quantities(file, &mut probed)?;
+    }
+    for folder in &args.fills {
+        probed.push(read_fills(folder, &source)?);
+    }
     let mut files = args.rows.clone();
     if files.is_empty() {
         for (name, text) in EXPERIMENTS {
@@ -87,21 +95,12 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
     }
     let mut machine = source.machine_or(MACHINE)?;
     let text = source.machine_text(&machine)?;
-    let mut probed = Vec::new();
-    for file in &args.readings {
-        read_quantities(file, &mut probed)?;
-    }
-    let mut fills = args.fills.clone();
     if args.readings.is_empty() && args.rows.is_empty() {
         let read = readings::read().map_err(ExperimentError::NoHardware)?;
         probed.extend(read.into_iter().map(|q| (q.name.to_owned(), q.how.to_owned(), q.readings)));
         for (name, text) in FILLS {
-            fills.push(measured(name, text, args, &source, true)?);
+            probed.push(read_fills(&measured(name, text, args, &source, true)?, &source)?);
         }
-    }
-    for folder in &fills {
-        let (name, readings) = fills::readings(&fills::files(folder)?, &source)?;
-        probed.push((name.to_owned(), fills::HOW.to_owned(), readings));
     }
     let mut fits = arithmetic(&rows);
     fits.extend(from_quantities(&probed));
@@ -347,6 +346,12 @@ fn quantities_csv(probed: &[Read]) -> String {
 }
 
 /// Adds the quantities of a file that `calibrate` wrote.
+/// What the timelines below a directory tell of the first tile of a CTA.
+fn read_fills(folder: &Path, source: &Source) -> Result<Read, ExperimentError> {
+    let (name, readings) = fills::readings(&fills::files(folder)?, source)?;
+    Ok((name.to_owned(), fills::HOW.to_owned(), readings))
+}
+
 fn read_quantities(file: &Path, probed: &mut Vec<Read>) -> Result<(), ExperimentError> {
     let sheet = Sheet::read(file)?;
     let columns = sheet.find(["quantity", "reading", "value", "how"])?;

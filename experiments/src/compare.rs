@@ -10,7 +10,7 @@ use crate::compare_waits;
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::measure_row::{self as row, MeasuredRow};
-use crate::plan::{Case, Source, flagged};
+use crate::plan::{Case, Source, in_row};
 use crate::plot;
 use crate::progress;
 use crate::provenance::Output;
@@ -184,14 +184,16 @@ pub fn join(rows: Vec<MeasuredRow>, source: &Source) -> Result<Vec<Joined>, Expe
     let join = |(_, rows): (String, Vec<MeasuredRow>)| {
         let refuse = |row: &MeasuredRow, problem| ExperimentError::refused(row.place.clone(), problem);
         let draft = rows[0].draft().map_err(|problem| refuse(&rows[0], problem))?;
-        let case = draft.resolve(source).map_err(flagged)?;
-        let prepared = Prepared::new(&case)?;
+        let case = draft.resolve(source).map_err(|error| in_row(&rows[0].place, error))?;
+        let prepared = Prepared::new(&case).map_err(|error| error.at(&rows[0].place))?;
+        let fabric = case.target.machine.fabric.name();
         let pairs = rows
             .into_par_iter()
             .map(|row| {
                 let split = row.split().map_err(|problem| refuse(&row, problem))?;
-                let answer = prepared.predict(&case, &split)?;
-                let measured = [("schedule_hash", &answer.schedule_hash[..]), ("mode", answer.mode)];
+                let answer = prepared.predict(&case, &split).map_err(|error| error.at(&row.place))?;
+                let measured =
+                    [("schedule_hash", &answer.schedule_hash[..]), ("mode", answer.mode), ("fabric", fabric)];
                 for (name, value) in measured {
                     if row.text(name) != value {
                         let problem = format!(

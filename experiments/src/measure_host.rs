@@ -161,6 +161,7 @@ fn resumed(root: &Path, experiment: &Experiment, source: &Source) -> Result<Vec<
     if reader.headers().map_err(read)?.iter().ne(COLUMNS) {
         return refuse(&file, "has other columns than this build writes");
     }
+    let mut seen = BTreeMap::new();
     let row = |record: Result<csv::StringRecord, csv::Error>| {
         let record = record.map_err(read)?;
         let time = &record[column("time_us")];
@@ -169,6 +170,15 @@ fn resumed(root: &Path, experiment: &Experiment, source: &Source) -> Result<Vec<
             let place = format!("{}:{line}: time_us", file.display());
             let problem = format!("\"{}\", allowed: a time above 0, as measured", time.escape_debug());
             return Err(ExperimentError::refused(place, problem));
+        }
+        let point: Vec<String> = POINT.iter().map(|name| record[column(name)].to_owned()).collect();
+        let line = record.position().map_or(0, csv::Position::line);
+        if let Some(before) = seen.insert(point, line) {
+            let place = format!("{}:{line}", file.display());
+            return Err(ExperimentError::refused(
+                place,
+                format!("the point of line {before} again; take one of them away"),
+            ));
         }
         Ok(std::array::from_fn(|at| record[at].to_owned()))
     };
@@ -179,6 +189,9 @@ fn column(name: &str) -> usize {
     COLUMNS.iter().position(|column| *column == name).expect("a column of this file")
 }
 
+/// What tells a point from the others of a run.
+const POINT: [&str; 3] = ["schedule_hash", "transport", "registration"];
+
 /// What rank 0 tells the others before a point.
 const GO: &[u8] = b"go";
 const KNOWN: &[u8] = b"known";
@@ -188,7 +201,7 @@ const STOP: &[u8] = b"stop";
 fn rank(args: &MeasureArgs, run: &Run<'_>, mut rows: Vec<Row>, session: &Session) -> Result<String, ExperimentError> {
     let (first, begin) = (session.place().rank == 0, Instant::now());
     let points = run.jobs.iter().map(|job| job.splits.len()).sum();
-    let [hash, transport, registered] = ["schedule_hash", "transport", "registration"].map(column);
+    let [hash, transport, registered] = POINT.map(column);
     let way = registration(args)?;
     let mut output = None;
     let mut longest_s = 0.0_f64;

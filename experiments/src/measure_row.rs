@@ -249,6 +249,9 @@ pub struct MeasuredRow {
 /// Columns of counts: whole numbers, or nothing where a row has none.
 const COUNTS: [&str; 5] = ["seed", "outputs", "outputs_wrong", "warm_up", "repeats"];
 
+/// No number of a row is larger: 1000 s in us.
+const LARGEST: f64 = 1e9;
+
 /// Numbers that may be below zero.
 const SIGNED: [&str; 2] = ["overlap", "exposed_comm_us"];
 
@@ -259,6 +262,11 @@ const SIGNED: [&str; 2] = ["overlap", "exposed_comm_us"];
 pub fn read(file: &Path) -> Result<Vec<MeasuredRow>, ExperimentError> {
     let sheet = Sheet::read(file)?;
     let names = columns();
+    if sheet.columns.iter().any(|name| name == "device") {
+        let problem = "rows of the host device, whose times are a CPU's and stand for no machine file; allowed: rows that \
+                       `tilewire measure` wrote on GPUs";
+        return Err(ExperimentError::refused(sheet.file, problem));
+    }
     if let Some(missing) = names.iter().find(|name| *name != REGISTRATION && !sheet.columns.contains(name)) {
         let problem = format!("no column \"{missing}\"; allowed: a file that `tilewire measure` of this version wrote");
         return Err(ExperimentError::refused(sheet.file, problem));
@@ -283,13 +291,14 @@ fn checked(cells: &BTreeMap<&str, Cell<'_>>) -> Result<(), DataError> {
     shapes.chain(RoleKind::ALL.map(RoleKind::name)).chain(COUNTS).try_for_each(whole)?;
     let status = cells["status"].filled()?;
     for name in TIMES.into_iter().chain(READINGS).filter(|&name| name != "status" && name != "hazards") {
-        let legal = |value: &f64| value.is_finite() && (SIGNED.contains(&name) || *value >= 0.0);
-        let allowed = if SIGNED.contains(&name) { "a number, or nothing" } else { "a number from 0, or nothing" };
+        let least = if SIGNED.contains(&name) { -LARGEST } else { 0.0 };
+        let legal = |value: &f64| (least..=LARGEST).contains(value);
+        let allowed =
+            if least < 0.0 { "a number from -1e9 to 1e9, or nothing" } else { "a number from 0 to 1e9, or nothing" };
         cells[name].optional(allowed, legal)?;
     }
     if status == "ok" {
-        cells["time_us"]
-            .required("a number above 0 where the status is ok", |&time: &f64| time.is_finite() && time > 0.0)?;
+        cells["time_us"].required("a number above 0 where the status is ok", |&time: &f64| time > 0.0)?;
     }
     Ok(())
 }

@@ -481,6 +481,16 @@ pub fn flagged(error: ResolveError) -> ExperimentError {
     }
 }
 
+/// The error of a case that a measured row at `place` stands for.
+pub fn in_row(place: &str, error: ResolveError) -> ExperimentError {
+    match error {
+        ResolveError::Refused(Refusal { part, problem }) => {
+            ExperimentError::refused(format!("{place}: {}", part.column()), problem)
+        }
+        ResolveError::Data(error) => error.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

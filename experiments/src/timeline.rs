@@ -13,7 +13,7 @@ use crate::data::{Cell, Sheet};
 use crate::engine::Prepared;
 use crate::error::ExperimentError;
 use crate::measure_row::MeasuredRow;
-use crate::plan::{Case, Source, flagged};
+use crate::plan::{Case, Source, in_row};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -133,14 +133,20 @@ impl Measured {
         let sheet = Sheet::read(file)?;
         let row = MeasuredRow::new(sheet.file.clone(), header(file)?);
         let refuse = |problem: String| ExperimentError::refused(sheet.file.clone(), problem);
+        if row.fields().is_empty() {
+            let problem = "no lines \"# NAME = VALUE\" above the columns, which say what was recorded; allowed: a file that \
+                           `tilewire measure --timelines` wrote";
+            return Err(refuse(problem.into()));
+        }
         let draft = row.draft().map_err(|problem| {
             refuse(format!("{problem}; allowed: a file that `tilewire measure --timelines` of this version wrote"))
         })?;
         // A GPU or process per rank shows every rank, one GPU that stands for all shows one.
         let all = row.text("mode") != "mirror" || row.text("device") == "host";
         let execution = if all { Execution::Full } else { Execution::Mirror };
-        let case = crate::plan::Draft { execution: Some(execution), ..draft }.resolve(source).map_err(flagged)?;
-        let prepared = Prepared::new(&case)?;
+        let case = crate::plan::Draft { execution: Some(execution), ..draft }.resolve(source);
+        let case = case.map_err(|error| in_row(&row.place, error))?;
+        let prepared = Prepared::new(&case).map_err(|error| error.at(&row.place))?;
         let split = row.split().map_err(refuse)?;
         let hash = schedule_hash(&prepared.schedule, &split).to_string();
         if row.text("schedule_hash") != hash {

@@ -416,6 +416,12 @@ fn rows_that_a_killed_run_left_are_mended_or_refused_by_line() {
     assert!(output.status.success() && text.contains("the last row is not whole"), "{text}");
     let again = std::fs::read_to_string(&file).expect("rows");
     assert_eq!(again.lines().count(), whole.lines().count());
+    let row = again.lines().nth(1).expect("a row");
+    std::fs::write(&file, format!("{again}{row}\n")).expect("rows");
+    let output = run();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("the point of line 2 again"), "{text}");
     let mut cells: Vec<&str> = again.lines().nth(1).expect("a row").split(',').collect();
     let time = cells
         .iter()

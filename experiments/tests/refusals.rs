@@ -376,12 +376,20 @@ fn compare_says_where_rows_are_wrong() {
         format!("{}\n{}\n{}\n", rows[0], rows[1], fields.join(","))
     };
     let cases: Vec<(Vec<u8>, &str)> = vec![
-        (with("time_us", "fast").into(), "x.csv:3: time_us = \"fast\", allowed: a number from 0, or nothing"),
+        (with("time_us", "fast").into(), "x.csv:3: time_us = \"fast\", allowed: a number from 0 to 1e9, or nothing"),
         (with("time_us", "0").into(), "x.csv:3: time_us = \"0\", allowed: a number above 0 where the status is ok"),
-        (with("sm_mhz", "-1").into(), "x.csv:3: sm_mhz = \"-1\", allowed: a number from 0, or nothing"),
+        (with("sm_mhz", "-1").into(), "x.csv:3: sm_mhz = \"-1\", allowed: a number from 0 to 1e9, or nothing"),
         (with("compute", "many").into(), "x.csv:3: compute = \"many\", allowed: a whole number, or nothing"),
         (with("form", "molten").into(), "x.csv:3: form = \"molten\", allowed: fused, unfused, bulk_synchronous"),
         (with("option_set", "ours").into(), "x.csv:3: option_set = \"ours\", allowed: tilewire, published"),
+        (with("time_us", "1e300").into(), "x.csv:3: time_us = \"1e300\", allowed: a number from 0 to 1e9, or nothing"),
+        (with("kernel", "gemm").into(), "x.csv:3: kernel: no kernel \"gemm\", allowed: ag_gemm"),
+        (with("cluster", "1by8").into(), "x.csv:3: cluster, machine: "),
+        (with("m", "0").into(), "x.csv:3: m: 0, allowed: a whole number from 1"),
+        (with("seq", "8").into(), "x.csv:3: seq: does not apply to "),
+        (with("options", "colour=1").into(), "x.csv:3: options: kernel "),
+        (with("compute", "900").into(), "x.csv:3: split compute=900"),
+        (with("fabric", "foo").into(), "x.csv:3: fabric foo was measured, loopback is what this version builds"),
         // The same with the line ends of another system.
         (with("n", "x").replace('\n', "\r\n").into(), "x.csv:3: n = \"x\", allowed: a whole number, or nothing"),
         (format!("# a comment\n{}\n{}\n", rows[0], &rows[1][..40]).into(), "x.csv:3: "),
@@ -390,12 +398,30 @@ fn compare_says_where_rows_are_wrong() {
             "x.csv:2: 60 fields, the header has 59: field 60 has no column",
         ),
         (Vec::new(), "x.csv: empty, expected a header line"),
+        (b"experiment,device,kernel\n".to_vec(), "x.csv: rows of the host device"),
         ([with("form", "fu").as_bytes(), &b"gemm_rs,\xff\n"[..]].concat(), "x.csv:4: form = "),
     ];
     for (bytes, words) in cases {
         fs::write(directory.path().join("x.csv"), bytes).expect("a file");
         all_refused(directory.path(), &[("compare x.csv -o out", words)]);
     }
+}
+
+#[test]
+fn what_is_given_is_read_before_hardware_is_looked_for() {
+    let directory = empty();
+    fs::write(directory.path().join("few.csv"), "quantity,reading\n").expect("a file");
+    let columns = "rank,role,launch,kind,block,cta,lane,task,op,taken_ps,start_ps,free_ps,end_ps,waited_for\n";
+    fs::write(directory.path().join("tasks.csv"), columns).expect("a file");
+    all_refused(
+        directory.path(),
+        &[
+            ("calibrate --fills nosuch -o out", "nosuch/timelines: "),
+            ("calibrate --readings few.csv -o out", "few.csv:1: no column \"value\""),
+            ("trace --measured tasks.csv -o out.json", "tasks.csv: no lines \"# NAME = VALUE\" above the columns"),
+            ("measure few.csv --budget-s -1", "'-1' for '--budget-s <S>': allowed: a number from 0"),
+        ],
+    );
 }
 
 #[test]

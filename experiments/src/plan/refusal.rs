@@ -31,6 +31,18 @@ impl Part {
             Self::Baseline => "--baseline".into(),
         }
     }
+
+    /// The columns of a measured row that hold it.
+    pub const fn column(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Cluster => "cluster, machine",
+            Self::Shape(field) => field,
+            Self::Set => "options",
+            Self::Split => "compute, intra_comm, inter_send, inter_reduce",
+            Self::Baseline => "form",
+        }
+    }
 }
 
 /// Why a draft is no case.
