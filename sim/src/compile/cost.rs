@@ -18,8 +18,10 @@ pub(super) struct Compiler<'a> {
     pub rails: u32,
     pub classes: Vec<Vec<Demand>>,
     pub class_of: HashMap<Vec<Demand>, u32>,
+    /// What each record is made from: the role, the key, the number of tasks of all ranks.
+    pub keys: Vec<(usize, CostKey, u64)>,
+    pub cost_of: FastMap<(usize, CostKey), u16>,
     pub costs: Vec<CostRecord>,
-    pub cost_of: FastMap<CostKey, u16>,
     pub put_flow_of: FastMap<(u16, u16, u16, u64), Flow>,
 }
 
@@ -68,7 +70,8 @@ impl Compiler<'_> {
         }
     }
 
-    pub(super) fn record(&mut self, key: &CostKey) -> CostRecord {
+    /// `drawn`: power for the traffic of tiles, in parts of what their arithmetic takes.
+    fn record(&mut self, key: &CostKey, drawn: f64) -> CostRecord {
         let machine = self.machine;
         let sm = &machine.sm;
         let simple = |work, forms| CostRecord { work, steps: 0, drain: Drain::Visible, forms };
@@ -94,12 +97,9 @@ impl Compiler<'_> {
                 let fixed = ps_from_ns(gemm.epilogue_ns.value);
                 let work = loop_ps + fixed;
                 let mut loads = Loads::new();
-                let read = misses[0] + misses[1];
-                // What its outputs draw is charged where it is written, which may be a peer that does the same here.
-                let moved = read + outs.iter().map(|out| if out.add { 2 * out.bytes } else { out.bytes }).sum::<u64>();
-                let flops = 2 * bm * bn * bk * u64::from(*steps);
-                loads.push((Offset::ME, ResourceKind::Hbm, read));
-                loads.push((Offset::ME, ResourceKind::Chip, flops + self.memory_power(moved)));
+                let flops = key.flops() as f64;
+                loads.push((Offset::ME, ResourceKind::Hbm, misses[0] + misses[1]));
+                loads.push((Offset::ME, ResourceKind::Chip, (flops + flops * drawn).round() as u64));
                 let main = self.class(&loads, work);
                 let hold = ps_from_ns(match drain {
                     Drain::Overlap => 0.0,
@@ -129,18 +129,16 @@ impl Compiler<'_> {
                 }
                 CostRecord { work: Work::Tile, steps: *steps, drain: *drain, forms }
             }
-            CostKey::Attention { tile, steps, head_dim, read, written, streamed, main_loop } => {
+            CostKey::Attention { steps, read, written, streamed, main_loop, .. } => {
                 let attention = &machine.attention[loop_name(*main_loop)];
-                let flops = 4 * u64::from(tile[0]) * u64::from(tile[1]) * u64::from(*head_dim);
-                let step = (flops as f64 / attention.sm_tflops.value).round() as u64;
+                let flops = key.flops() as f64;
+                let step = (flops / f64::from(*steps) / attention.sm_tflops.value).round() as u64;
                 let fixed = ps_from_ns(attention.block_ns.value) + transfer(*streamed, rate(sm.copy_cta_gbs.value));
                 let work = step * u64::from(*steps) + fixed;
                 let mut loads = Loads::new();
                 loads.push((Offset::ME, ResourceKind::Hbm, read + self.written(*written)));
                 let power = machine.interpreter.as_ref().map_or(1.0, |i| i.attention_power.value);
-                let drawn = (flops * u64::from(*steps)) as f64 * power;
-                let drawn = drawn.round() as u64 + self.memory_power(read + written);
-                loads.push((Offset::ME, ResourceKind::Chip, drawn));
+                loads.push((Offset::ME, ResourceKind::Chip, (flops * power + flops * drawn).round() as u64));
                 let main = self.class(&loads, work);
                 let cost = Cost { main, step, fixed, ..Cost::NOTHING };
                 let mut forms = [cost, cost, Cost::NOTHING];
@@ -270,15 +268,35 @@ impl Compiler<'_> {
         }
     }
 
-    pub(super) fn cost(&mut self, key: CostKey) -> u16 {
-        if let Some(&cost) = self.cost_of.get(&key) {
-            return cost;
-        }
-        let record = self.record(&key);
-        let cost = self.costs.len() as u16;
-        self.costs.push(record);
-        self.cost_of.insert(key, cost);
+    /// The number of the record that a task of a role will have.
+    pub(super) fn cost(&mut self, role: usize, key: CostKey) -> u16 {
+        let cost = *self.cost_of.entry((role, key)).or_insert_with_key(|(role, key)| {
+            let cost = u16::try_from(self.keys.len()).expect("far fewer kinds of tasks than tasks");
+            self.keys.push((*role, key.clone(), 0));
+            cost
+        });
+        self.keys[usize::from(cost)].2 += 1;
         cost
+    }
+
+    /// Makes the records, once all tasks are known.
+    ///
+    /// **Model.** Power follows its average over milliseconds: what the traffic of all tiles of a role draws, of all ranks,
+    /// is shared out among them by their FLOP. What a tile takes of the memory is its own.
+    pub(super) fn make_records(&mut self) {
+        let keys = std::mem::take(&mut self.keys);
+        let roles = keys.iter().map(|&(role, ..)| role + 1).max().unwrap_or(0);
+        let mut sums = vec![(0_u128, 0_u128); roles];
+        for (role, key, tasks) in &keys {
+            sums[*role].0 += u128::from(key.moved()) * u128::from(*tasks);
+            sums[*role].1 += u128::from(key.flops()) * u128::from(*tasks);
+        }
+        for (role, key, _) in &keys {
+            let (moved, flops) = sums[*role];
+            let drawn = moved as f64 / flops.max(1) as f64 * self.machine.gpu.hbm_power_flop_per_byte.value;
+            let record = self.record(key, drawn);
+            self.costs.push(record);
+        }
     }
 
     pub(super) fn put_flow(&mut self, offset: Offset, rail: u16, bytes: u64) -> Flow {

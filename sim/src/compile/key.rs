@@ -74,6 +74,32 @@ pub(super) enum CostKey {
     Sync,
 }
 
+impl CostKey {
+    /// Matrix work of a tile; 0 for all else.
+    pub(super) fn flops(&self) -> u64 {
+        match self {
+            Self::Gemm { tile, steps, .. } => 2 * tile.map(u64::from).iter().product::<u64>() * u64::from(*steps),
+            Self::Attention { tile, steps, head_dim, .. } => {
+                4 * u64::from(tile[0]) * u64::from(tile[1]) * u64::from(*head_dim) * u64::from(*steps)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Bytes that a tile moves between memory and chip; 0 for all else.
+    pub(super) fn moved(&self) -> u64 {
+        match self {
+            // What its outputs draw is charged where it is written, which may be a peer that does the same here.
+            Self::Gemm { misses, outs, .. } => {
+                let written: u64 = outs.iter().map(|out| if out.add { 2 * out.bytes } else { out.bytes }).sum();
+                misses[0] + misses[1] + written
+            }
+            Self::Attention { read, written, .. } => read + written,
+            _ => 0,
+        }
+    }
+}
+
 pub(super) fn cost_key(task: &Task, table: &[Option<GatherEntry>], role: &Role, panels: &mut Panels) -> CostKey {
     let place = |p: &Place| Where { at: p.at, bytes: p.region.bytes(), add: false };
     match &task.op {

@@ -72,11 +72,6 @@ impl Compiler<'_> {
         (bytes as f64 * self.machine.gpu.hbm_write_bytes_per_byte.value).round() as u64
     }
 
-    /// Power that memory traffic draws, in FLOP of matrix work.
-    pub(super) fn memory_power(&self, bytes: u64) -> u64 {
-        (bytes as f64 * self.machine.gpu.hbm_power_flop_per_byte.value).round() as u64
-    }
-
     /// A write of `bytes` to a place: loads on the links and on the target's memory.
     pub(super) fn load_write(&self, loads: &mut Loads, at: At, bytes: u64, add: bool) {
         let link =

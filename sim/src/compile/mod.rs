@@ -31,7 +31,7 @@ use crate::predict::{Config, Execution, Protocol};
 use cost::Compiler;
 use hash::FastMap;
 use isolated::before_clock;
-use rank::{compile_rank, set_countdowns};
+use rank::{account, compile_rank, set_countdowns};
 use resource::{capacities, droop};
 use std::collections::HashMap;
 use tilewire_kernels::schedule::side_by_side;
@@ -137,8 +137,9 @@ impl Compiled {
             rails,
             classes: Vec::new(),
             class_of: HashMap::new(),
-            costs: Vec::new(),
+            keys: Vec::new(),
             cost_of: FastMap::default(),
+            costs: Vec::new(),
             put_flow_of: FastMap::default(),
         };
 
@@ -173,6 +174,10 @@ impl Compiled {
                 &mut raisers,
                 &mut dropped,
             ));
+        }
+        compiler.make_records();
+        for program in &mut programs {
+            account(program, &compiler, &launches);
         }
         set_countdowns(&mut programs, schedule, &representatives, &family_base);
 

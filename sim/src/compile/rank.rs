@@ -4,13 +4,16 @@ use super::cost::Compiler;
 use super::hash::FastMap;
 use super::key::cost_key;
 use super::panels::Panels;
-use super::{LaunchC, NONE, Program, PublishC, PutC, ResourceKind, RoleC, SPAN, SignalC, SpanC, TaskC, WaitC, Work};
+use super::{
+    Flow, LaunchC, NONE, Program, PublishC, PutC, ResourceKind, RoleC, SPAN, SignalC, SpanC, TaskC, WaitC, Work,
+};
 use crate::engine::UNWATCHED;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use tilewire_kernels::schedule::{At, Claim, Drain, Gate, Op, Publish};
 use tilewire_kernels::{Offset, Rank, RoleKind, Schedule};
 
+/// A rank's program but for what follows from the costs of its tasks: see [`account`].
 pub(super) fn compile_rank(
     compiler: &mut Compiler<'_>,
     schedule: &Schedule,
@@ -21,32 +24,17 @@ pub(super) fn compile_rank(
     dropped: &mut [bool],
 ) -> Program {
     let mut program = Program::default();
-    let mut totals: HashMap<ResourceKind, u128> = HashMap::new();
     let mut span_of: FastMap<SpanC, u32> = FastMap::default();
     let table = schedule.source.table(rank);
     for (l, launch) in schedule.launches.iter().enumerate() {
         for (r, role) in launch.roles.iter().enumerate() {
             let first = program.tasks.len() as u32;
             let mut panels = Panels::new(compiler.machine);
-            let (mut work_ps, mut collective) = (0_u128, false);
             let timed = !launches[l].before_clock;
             let flag = |f: tilewire_kernels::schedule::Flag| family_base[usize::from(f.family.0)] + f.slot;
             schedule.for_each_task(rank, l, r, |task| {
                 let key = cost_key(&task, &table, role, &mut panels);
-                let cost = compiler.cost(key);
-                let record = compiler.costs[usize::from(cost)];
-                let form = record.forms[0];
-                let alone = form.fixed + form.step * u64::from(record.steps) + form.out.work;
-                // A store that overlaps the next tile holds its CTA for no time of its own.
-                let overlapped = record.work == Work::Tile && record.drain == Drain::Overlap;
-                work_ps += u128::from(if overlapped { alone - form.out.work } else { alone });
-                collective |= record.work == Work::Collective;
-                program.longest_ps = program.longest_ps.max(alone);
-                for (class, work) in
-                    [(form.main, form.fixed + form.step * u64::from(record.steps)), (form.out.class, form.out.work)]
-                {
-                    add_totals(&mut totals, compiler, class, if timed { work } else { 0 });
-                }
+                let cost = compiler.cost(launches[l].roles.start + r, key);
                 let wait0 = program.waits.len() as u32;
                 let mut counts = [0_u8; 3];
                 for (i, gate) in [Gate::Start, Gate::KStep, Gate::Output].into_iter().enumerate() {
@@ -101,7 +89,6 @@ pub(super) fn compile_rank(
                     let bytes = if dst.region.bytes() == 0 { 0 } else { src.bytes() };
                     let rail = (u32::from(*queue) % compiler.rails) as u16;
                     let flow = compiler.put_flow(offset, rail, bytes);
-                    add_totals(&mut totals, compiler, flow.class, if timed { flow.work } else { 0 });
                     let folded = compiler.fold(offset);
                     put = program.puts.len() as u32;
                     program.put_bytes += if timed { bytes } else { 0 };
@@ -138,15 +125,13 @@ pub(super) fn compile_rank(
                 launch: l as u32,
                 first,
                 tasks: program.tasks.len() as u32 - first,
-                work_ps,
-                collective,
+                work_ps: 0,
+                collective: false,
                 block_ps: compiler.take_ps(one_per_block, role.claim),
             });
         }
     }
     spread_lone_spans(&mut program);
-    program.totals = totals.into_iter().map(|(kind, total)| (kind, (total / 1_000_000_000_000) as u64)).collect();
-    program.totals.sort_unstable();
     program
 }
 
@@ -192,14 +177,45 @@ fn spread_lone_spans(program: &mut Program) {
     }
 }
 
-/// Adds what a flow takes from the own rank's resources, and, by symmetry, what others take from it.
-pub(super) fn add_totals(totals: &mut HashMap<ResourceKind, u128>, compiler: &Compiler<'_>, class: u32, work: u64) {
-    if class == NONE {
-        return;
+/// Sums over a program's tasks, once their costs are known; totals of those that run while the clock does.
+pub(super) fn account(program: &mut Program, compiler: &Compiler<'_>, launches: &[LaunchC]) {
+    let mut totals: HashMap<ResourceKind, u128> = HashMap::new();
+    // By symmetry, others take from the own rank's resources what it takes from theirs.
+    let mut add = |flow: Flow, count: u64| {
+        if flow.class == NONE {
+            return;
+        }
+        for &(_, kind, rate) in &compiler.classes[flow.class as usize] {
+            *totals.entry(kind).or_default() += u128::from(rate) * u128::from(flow.work) * u128::from(count);
+        }
+    };
+    let mut counts = vec![0_u64; compiler.costs.len()];
+    for role in &mut program.roles {
+        let timed = !launches[role.launch as usize].before_clock;
+        counts.fill(0);
+        for task in &program.tasks[role.first as usize..(role.first + role.tasks) as usize] {
+            counts[usize::from(task.cost)] += 1;
+            if timed && task.put != NONE {
+                add(program.puts[task.put as usize].flow, 1);
+            }
+        }
+        for (record, &count) in compiler.costs.iter().zip(&counts).filter(|(_, count)| **count > 0) {
+            let form = record.forms[0];
+            let main = form.fixed + form.step * u64::from(record.steps);
+            // A store that overlaps the next tile holds its CTA for no time of its own.
+            let overlapped = record.work == Work::Tile && record.drain == Drain::Overlap;
+            let held = main + if overlapped { 0 } else { form.out.work };
+            role.work_ps += u128::from(held) * u128::from(count);
+            role.collective |= record.work == Work::Collective;
+            program.longest_ps = program.longest_ps.max(main + form.out.work);
+            if timed {
+                add(Flow { class: form.main, work: main }, count);
+                add(form.out, count);
+            }
+        }
     }
-    for &(_, kind, rate) in &compiler.classes[class as usize] {
-        *totals.entry(kind).or_default() += u128::from(rate) * u128::from(work);
-    }
+    program.totals = totals.into_iter().map(|(kind, total)| (kind, (total / 1_000_000_000_000) as u64)).collect();
+    program.totals.sort_unstable();
 }
 
 /// Finds the flags that need one event in a run instead of one per signal.

@@ -313,6 +313,31 @@ fn traffic_of_tiles_draws_power() {
 }
 
 #[test]
+fn power_of_traffic_follows_its_average() {
+    // As above, but only the first half of the tiles has an output: half as much power, of the second half, too.
+    let ends = |flop_per_byte| {
+        let droop = [("gpu.droop_knee_tflops", 40.0), ("gpu.droop_static_tflops", 60.0)];
+        let machine = with(with(ib(), &droop), &[("gpu.hbm_power_flop_per_byte", flop_per_byte)]);
+        let toy = Toy::node(1, vec![compute()]).tasks(|_, _, _| {
+            let mut tiles = vec![tile(10, At::ME, Drain::Overlap); 10_000];
+            for tile in &mut tiles[5_000..] {
+                let Op::GemmTile { outs, .. } = &mut tile.op else { unreachable!("a tile") };
+                outs.clear();
+            }
+            tiles
+        });
+        let run = simulate(&toy, &machine, split(100, 0, 0, 0));
+        let half = run.timeline.iter().find(|t| t.task == 5_000).expect("the first of the second half").start;
+        [half, run.end - half].map(|time| time as f64)
+    };
+    let expected = (60.0 + 1.5 * 98.0) / (60.0 + 98.0);
+    for (half, (with_power, without)) in ends(500.0).into_iter().zip(ends(0.0)).enumerate() {
+        let ratio = with_power / without;
+        assert!((ratio / expected - 1.0).abs() < 0.01, "half {half}: {ratio}, not {expected}");
+    }
+}
+
+#[test]
 fn lanes_share_their_cta() {
     // Two lanes of one CTA at 25 GB/s each: two copies of 50,000 B take 2 us side by side.
     let lanes = Role { lanes: 2, ..compute() };
