@@ -36,7 +36,9 @@ fn chunks_opened_half_a_wave_earlier_hold_no_wave_up() {
         let cluster = Cluster { nodes: 1, gpus_per_node: 8 };
         let kernel = kernel(name).expect("a kernel");
         let mut options = kernel.options(OptionSet::Tilewire, &problem, cluster);
-        set.iter().for_each(|(option, value)| options.set(option, value).expect("an option"));
+        for (option, value) in set {
+            options.set(option, value).expect("an option");
+        }
         let spec = Spec { problem, cluster, fabric: Fabric::IbRc, options };
         let schedule = kernel.build(&spec).expect("a schedule");
         let split = if name == "gemm_rs" { split(ctas, 0, 0, 132 - ctas) } else { split(ctas, 132 - ctas, 0, 0) };
