@@ -19,6 +19,7 @@ import tempfile
 
 NVLINK = {
     "interpreter.lane_gbs": [25.0, 27.0, 29.0, 31.0],
+    "sm.copy_cta_gbs": [36.0, 38.0, 40.0, 43.0, 49.9],
     "interpreter.copy_ns": [0.0, 250.0, 500.0, 750.0, 1000.0],
     "interpreter.claim_ns": [0.0, 500.0, 1000.0, 2000.0],
     "interpreter.step_flag_ns": [150.0, 200.0, 250.0, 300.0, 350.0],

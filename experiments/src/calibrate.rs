@@ -440,10 +440,9 @@ const fn search(name: &'static str, kernels: &'static [&'static str], cluster: &
 }
 
 /// In this order, each with what the ones before it found; all of it twice.
-const SEARCHED: [Search; 11] = [
-    search("interpreter.raise_ns", &["gemm_rs", "gemm_ar"], "1x8", 2),
+const SEARCHED: [Search; 10] = [
+    search("interpreter.raise_ns", &["gemm_rs"], "1x8", 2),
     search("interpreter.store_visible_ns", &["gemm_rs", "gemm_ar"], "1x8", 1),
-    search("sm.copy_cta_gbs", &["ag_gemm"], "1x8", 2),
     search("interpreter.copy_load_gbs", &["ring_attention"], "1x8", 2),
     search("interpreter.copy_ns", &["ring_attention"], "1x8", 2),
     search("interpreter.step_flag_ns", &["ag_gemm"], "1x8", 0),

@@ -142,13 +142,14 @@ section! {
         claim_ns,
         /// Beside its transfer and its first load: to begin a bulk copy, and until its last store is visible.
         copy_ns,
-        /// Rate at which a CTA's copy engine loads a bulk copy's source; its stores come beside, at `sm.copy_cta_gbs`.
+        /// Rate at which a CTA loads a bulk copy's source; meanwhile it stores, at `sm.copy_cta_gbs` for each destination.
         copy_load_gbs,
         /// What a flag that a tile's steps wait for costs the loader, met or not.
         step_flag_ns,
         /// What a FLOP of attention takes of the power limit, beside a FLOP of a GEMM.
         attention_power,
-        /// From the end of a task's writes until its flags are raised: a fence, by a warp of its own. The CTA goes on.
+        /// From the end of a task's writes until its flags are raised: a fence, by a warp of its own, one task after the other.
+        /// The CTA goes on.
         raise_ns,
         /// Of a gather, to look up a row and start its copy: one thread does it, row after row.
         gather_row_ns,

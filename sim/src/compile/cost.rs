@@ -160,9 +160,10 @@ impl Compiler<'_> {
                 self.load_read(&mut loads, src.at, src.bytes);
                 let lane = |cta_gbs: f64| cta_gbs / f64::from(*lanes);
                 let interpreter = machine.interpreter.as_ref();
-                let cta = match engine {
-                    Engine::Bulk => lane(sm.copy_cta_gbs.value).min(interpreter.map_or(f64::MAX, |i| i.lane_gbs.value)),
-                    Engine::LdSt => lane(sm.ldst_cta_gbs.value),
+                let cta = match (engine, interpreter) {
+                    (Engine::Bulk, Some(i)) => sm.copy_cta_gbs.value.min(i.lane_gbs.value),
+                    (Engine::Bulk, None) => lane(sm.copy_cta_gbs.value),
+                    (Engine::LdSt, _) => lane(sm.ldst_cta_gbs.value),
                 };
                 let load_ns = self.latency_ns(src.at);
                 let mut work = 0.0;
@@ -179,11 +180,18 @@ impl Compiler<'_> {
                         bytes / cta + (bytes / flight).ceil() * (load_ns + store_ns)
                     };
                 }
-                let ends_ns = interpreter.map_or(0.0, |i| match engine {
-                    Engine::Bulk => i.copy_ns.value + src.bytes as f64 / i.copy_load_gbs.value,
-                    Engine::LdSt => 0.0,
-                });
-                let work = ps_from_ns(work + load_ns + ends_ns);
+                // The interpreter stores what it has loaded while it loads the rest, and while a lane waits for memory others
+                // move on: whichever is slower.
+                let (loading, ends_ns, together) = match (engine, interpreter) {
+                    (Engine::Bulk, Some(i)) => {
+                        let bytes: u64 = dsts.iter().map(|dst| dst.bytes).sum();
+                        let loading = src.bytes as f64 / i.copy_load_gbs.value;
+                        let all = f64::from(*lanes) * loading.max(bytes as f64 / sm.copy_cta_gbs.value);
+                        (loading, i.copy_ns.value, all)
+                    }
+                    _ => (0.0, 0.0, 0.0),
+                };
+                let work = ps_from_ns((work.max(loading) + load_ns + ends_ns).max(together));
                 let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }

@@ -224,7 +224,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Raises a flag of a task whose writes are done and will be visible `after` from now.
+    /// Raises a flag `after` from now.
     #[inline]
     pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC, after: u64) {
         let mut gpu = h.gpu + usize::from(signal.dg);
@@ -235,7 +235,7 @@ impl<'a> Engine<'a> {
         if self.c.noise.is_some() {
             latency = self.flag_latency(h.rank, latency);
         }
-        let visible = self.s.timers.now + after + latency + self.c.times.raise;
+        let visible = self.s.timers.now + after + latency;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
     }
 

@@ -229,6 +229,8 @@ struct RunState {
     spans: Vec<SpanState>,
     workers: Vec<Worker>,
     pauses: Vec<Pause>,
+    /// When a worker's warp that raises flags is free.
+    signallers: Vec<u64>,
     /// Workers that can go on, a bit each.
     runnable: Vec<u64>,
     roles: Vec<RoleState>,
@@ -284,6 +286,7 @@ impl RunState {
         refill(&mut self.spans, n * t.spans, SpanState::NEW);
         refill(&mut self.workers, n * t.workers, Worker::ABSENT);
         refill(&mut self.pauses, n * t.workers, Pause::NONE);
+        refill(&mut self.signallers, n * t.workers, 0);
         refill(&mut self.runnable, n * t.words, 0);
         self.roles.resize_with(n * t.roles_per_program, RoleState::default);
         self.roles.iter_mut().for_each(RoleState::reset);

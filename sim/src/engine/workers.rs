@@ -527,10 +527,7 @@ impl<'a> Engine<'a> {
         if h.any_early {
             self.raise(h, h.program.signals_of(task), false);
         } else {
-            let visible = self.c.times.store_visible;
-            for signal in h.program.signals_of(task) {
-                self.raise_one(h, signal, visible);
-            }
+            self.raise_all(h, w, task, self.c.times.store_visible);
         }
         let now = self.s.timers.now;
         let worker = &mut self.s.workers[h.worker0 + w as usize];
@@ -561,11 +558,26 @@ impl<'a> Engine<'a> {
         let task = &h.program.tasks[worker.task as usize];
         let home = self.home(h, w);
         self.s.busy[h.role0 + home] += self.busy_time(h, w);
-        for signal in h.program.signals_of(task) {
-            self.raise_one(h, signal, 0);
-        }
+        self.raise_all(h, w, task, 0);
         self.record_task(h, w, now);
         self.task_done(h, role);
+    }
+
+    /// Raises the signals of a task whose writes will be visible `after` from now.
+    ///
+    /// **Model.** The interpreter has a warp for them in each CTA: a fence takes `raise`, and the next task's waits for it.
+    #[inline]
+    fn raise_all(&mut self, h: &Here<'a>, w: u32, task: &TaskC, mut after: u64) {
+        let signals = h.program.signals_of(task);
+        if self.c.times.raise > 0 && !signals.is_empty() {
+            let now = self.s.timers.now;
+            let free = &mut self.s.signallers[h.worker0 + w as usize];
+            *free = (now + after).max(*free) + self.c.times.raise;
+            after = *free - now;
+        }
+        for signal in signals {
+            self.raise_one(h, signal, after);
+        }
     }
 
     #[inline]
