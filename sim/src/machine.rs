@@ -288,7 +288,8 @@ section! {
         dependent_us,
         /// Start of one block of a grid with more blocks than SMs.
         block_ns,
-        /// Where launches are timed one by one, how long after the others' the last rank's launch command comes.
+        /// Where launches are timed one by one, how long after the others' the last rank's launch command comes. Fitted
+        /// on small shapes, it holds too what the host takes there between its start event and its launch.
         isolated_us,
         /// What one iteration of a published back-to-back loop costs beside its kernels.
         iteration_us,
