@@ -1,5 +1,5 @@
-"""What was predicted before rows of one H200 were measured: errors of the judged rows, and what it costs to let compute and
-communication take turns. For the README."""
+"""What was predicted before rows of one H200 were measured: errors of the judged rows, what opening chunks earlier gains, and
+what it costs to let compute and communication take turns. For the README."""
 
 import csv
 import math
@@ -31,6 +31,15 @@ for row in measured:
 costs = sorted(min(pairs)[1] / min(time for _, time in pairs) - 1 for pairs in shapes.values())
 cost = costs[math.ceil(len(costs) / 2) - 1]
 print(f"| predicted before the run | {len(shapes)} | {len(errors)} | {quantile(0.5):.1%} | {quantile(0.95):.1%} | {cost:.1%} |")
+
+# A lead of the stores that open chunks, in tiles: measured us, and predicted before.
+leads = {}
+for row in rows("h200-leads-2026-11-30.csv"):
+    lead = int(dict(option.split("=") for option in row["options"].split(";"))["open_lead_tiles"])
+    times = f"{float(row['time_us']):.0f} ({float(before[row['schedule_hash']]['time_us']):.0f})"
+    leads.setdefault((row["kernel"], int(row["compute"])), {})[lead] = times
+for (kernel, ctas), times in sorted(leads.items()):
+    print(f"| {kernel} | {ctas} | {' | '.join(text for _, text in sorted(times.items()))} |")
 
 # The best split of each form, measured and predicted before.
 before = {row["schedule_hash"]: float(row["time_us"]) for row in rows("h200-phases-predicted-2026-11-30.csv")}

@@ -117,10 +117,16 @@ fn waits_stand_beside_predicted_ones_and_totals_that_deceive_are_called_out() {
     let [measured, predicted] = [fields[9], fields[10]].map(|us| us.parse::<f64>().expect("us"));
     assert!((predicted / measured).ln().abs() < 0.15, "{measured} measured, {predicted} predicted");
     assert!(printed.contains("raised by"), "{printed}");
-    // gemm_ar with 32 copying CTAs: 4.6 % off in all, 14 % in communication alone.
+    // gemm_ar with 4 to 64 copying CTAs: near in all, up to 27 % too fast in communication alone.
+    let all = fs::read_to_string(data("h200-mirror-judged-2026-11-30.csv")).expect("rows");
+    let deceive = |line: &&str| line.starts_with("gemm_ar,") && line.contains(",16384,8192,1024,");
+    let rows: Vec<&str> = all.lines().take(1).chain(all.lines().filter(deceive)).collect();
+    fs::write(directory.path().join("x.csv"), rows.join("\n") + "\n").expect("a file");
+    let output = tilewire(directory.path(), &["compare", "x.csv", "-o", "x"]);
+    let printed = text(&output.stdout);
     let line = printed.lines().find(|line| line.contains("agree in total")).expect("the sentence");
     assert!(
-        line.starts_with("2 rows agree in total (within 5.0%)") && line.contains("comm_only_us by 14.0%"),
+        line.starts_with("11 rows agree in total (within 5.0%)") && line.contains("comm_only_us by 27.3%"),
         "{line}"
     );
     for name in ["phase_errors.svg", "phases.svg", "scatter.svg"] {
@@ -150,9 +156,9 @@ fn a_fused_gain_is_over_bulk_synchronous_launches_where_those_were_measured() {
         let fields: Vec<f64> = fused.rsplit(',').skip(1).take(2).map(|text| text.parse().expect("a gain")).collect();
         (fields[1], fields[0])
     };
-    // 79.33 us by turns, 64.77 side by side.
+    // 73.18 us by turns, 62.34 side by side.
     let (measured, predicted) = gain(some(&["fused", "bulk_synchronous"]), "bulk-synchronous launches");
-    assert!((measured - 0.2248).abs() < 1e-3, "{measured}");
+    assert!((measured - 0.1740).abs() < 1e-3, "{measured}");
     assert!((0.1..0.3).contains(&predicted), "{predicted}");
     let (sum, _) = gain(some(&["fused"]), "sum of its phases");
     assert!(sum > measured, "{sum}: what is added up knows no last wave and no shared clock");

@@ -395,7 +395,7 @@ fn compare_says_where_rows_are_wrong() {
         (format!("# a comment\n{}\n{}\n", rows[0], &rows[1][..40]).into(), "x.csv:3: "),
         (
             format!("{}\n{},more\n", rows[0], rows[1]).into(),
-            "x.csv:2: 60 fields, the header has 59: field 60 has no column",
+            "x.csv:2: 61 fields, the header has 60: field 61 has no column",
         ),
         (Vec::new(), "x.csv: empty, expected a header line"),
         (b"experiment,device,kernel\n".to_vec(), "x.csv: rows of the host device"),
