@@ -254,7 +254,7 @@ struct RunState {
     /// Timeline entry whose store is in flight, by worker.
     entry_of_store: Vec<u32>,
     last_carried: Vec<Option<u64>>,
-    tags: Vec<u32>,
+    ended: Vec<u64>,
 }
 
 /// How a rank differs from its nominal self.
@@ -273,7 +273,7 @@ fn refill<T: Clone>(vector: &mut Vec<T>, len: usize, value: T) {
 impl RunState {
     fn reset(&mut self, c: &Compiled, t: &Tables) {
         let n = c.ranks.len();
-        if self.sharing.due().is_empty() {
+        if self.sharing.is_empty() {
             self.sharing = new_sharing(c);
         } else {
             self.sharing.reset();
@@ -313,7 +313,7 @@ impl RunState {
         refill(&mut self.waits, n * t.roles_per_program * t.families, 0);
         refill(&mut self.entry_of_store, n * t.workers, 0);
         refill(&mut self.last_carried, ResourceKind::count(c.times.rails) as usize, None);
-        self.tags.clear();
+        self.ended.clear();
     }
 }
 
@@ -436,22 +436,23 @@ impl<'a> Engine<'a> {
         for rank in 0..self.c.ranks.len() {
             self.command_launches(&self.here(rank));
         }
-        self.s.timers.refresh(&self.s.sharing, self.t.classes);
+        let ranks: Vec<Here<'a>> = (0..self.c.ranks.len()).map(|rank| self.here(rank)).collect();
+        self.s.timers.refresh(&self.s.sharing);
         let mut round = Vec::new();
         while self.s.timers.advance(&mut round) {
             while !round.is_empty() {
                 for &rank in &round {
-                    let h = self.here(rank as usize);
+                    let h = &ranks[rank as usize];
                     self.s.timers.mark_stale(h.rank);
-                    self.end_flows(&h);
-                    self.fire_timers(&h);
-                    self.advance_workers(&h);
+                    self.end_flows(h);
+                    self.fire_timers(h);
+                    self.advance_workers(h);
                 }
                 self.s.timers.next_round(&mut round);
             }
-            let (classes, timers) = (self.t.classes, &mut self.s.timers);
+            let timers = &mut self.s.timers;
             self.s.sharing.solve(timers.now, |rank| timers.mark_stale(rank as usize));
-            self.s.timers.refresh(&self.s.sharing, classes);
+            self.s.timers.refresh(&self.s.sharing);
             if self.timeline {
                 self.sample_carried();
             }
@@ -462,11 +463,11 @@ impl<'a> Engine<'a> {
 
     fn end_flows(&mut self, h: &Here<'a>) {
         let now = self.s.timers.now;
-        let mut tags = std::mem::take(&mut self.s.tags);
-        let first = h.class0 as usize;
-        self.s.sharing.finish(first..first + self.t.classes, now, &mut tags);
-        self.out.events += tags.len() as u64;
-        for tag in tags.drain(..) {
+        let mut ended = std::mem::take(&mut self.s.ended);
+        self.s.sharing.finish(h.rank as u32, now, &mut ended);
+        self.out.events += ended.len() as u64;
+        for class_and_tag in ended.drain(..) {
+            let tag = class_and_tag as u32;
             let id = tag & !ended::KIND;
             match tag & ended::KIND {
                 ended::MAIN => {
@@ -477,7 +478,7 @@ impl<'a> Engine<'a> {
                 _ => self.message_ended(h, id),
             }
         }
-        self.s.tags = tags;
+        self.s.ended = ended;
     }
 
     fn fire_timers(&mut self, h: &Here<'a>) {

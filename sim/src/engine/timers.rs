@@ -189,14 +189,11 @@ impl Timers {
     }
 
     /// Finds the next event of every rank that changed.
-    pub fn refresh(&mut self, sharing: &Sharing, classes: usize) {
+    pub fn refresh(&mut self, sharing: &Sharing) {
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
-            let mut next = self.ranks[rank].next_time();
-            for &due in &sharing.due()[rank * classes..(rank + 1) * classes] {
-                next = next.min(due);
-            }
+            let next = self.ranks[rank].next_time().min(sharing.next_end(rank as u32));
             self.tree.set(rank, next);
         }
         self.stale.clear();

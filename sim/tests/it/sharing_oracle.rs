@@ -152,16 +152,16 @@ fn slow_thetas(network: &Network, active: &[usize]) -> Vec<u128> {
 /// Ends of all flows by the fast way; nothing may carry more than its capacity on the way.
 fn fast(network: &Network, sharing: &mut Sharing) -> Vec<u64> {
     let mut ends = vec![NEVER; network.flows.len()];
-    let (mut started, mut tags) = (0, Vec::new());
+    let (mut started, mut ended) = (0, Vec::new());
     loop {
-        let due = sharing.due().iter().copied().min().unwrap_or(NEVER);
+        let due = sharing.next_end(0);
         let now = due.min(network.flows.get(started).map_or(NEVER, |flow| flow.start));
         if now == NEVER {
             return ends;
         }
-        sharing.finish(0..network.classes.len(), now, &mut tags);
-        for tag in tags.drain(..) {
-            ends[tag as usize] = now;
+        sharing.finish(0, now, &mut ended);
+        for class_and_tag in ended.drain(..) {
+            ends[class_and_tag as u32 as usize] = now;
         }
         while let Some(flow) = network.flows.get(started).filter(|flow| flow.start == now) {
             sharing.start(flow.class as u32, now, flow.work, started as u32);
