@@ -423,10 +423,12 @@ impl Sharing {
 
     /// Brings the demand of groups and resources up to date with the members of the touched classes.
     fn count_members(&mut self) {
+        let (classes, groups, resources) = (&mut *self.classes, &mut *self.groups, &mut *self.resources);
+        let (crossings, crossed, rates) = (&*self.crossings, &*self.crossed, &*self.rates);
         for &class in &self.touched {
-            let c = &mut self.classes[class as usize];
+            let c = &mut classes[class as usize];
             c.touched = false;
-            let group = &mut self.groups[c.group as usize];
+            let group = &mut groups[c.group as usize];
             if !group.touched {
                 group.touched = true;
                 self.touched_groups.push(c.group);
@@ -439,12 +441,11 @@ impl Sharing {
             let (word, bit) = (c.group as usize / 64, 1 << (c.group % 64));
             // A group that comes takes nothing before it has a speed.
             let theta = if self.present[word] & bit == 0 { 0 } else { i128::from(group.theta) };
-            let crossing = &self.crossings[c.group as usize];
-            let (first, len) = (crossing.resources as usize, crossing.len as usize);
-            let rates = &self.rates[c.rates as usize..c.rates as usize + len];
-            let (crossed, demands) = (&self.crossed[first..first + len], &mut self.demands[first..first + len]);
-            for ((&r, &rate), demand) in crossed.iter().zip(rates).zip(demands) {
-                let resource = &mut self.resources[r as usize];
+            let crossing = &crossings[c.group as usize];
+            let range = crossing.resources as usize..(crossing.resources + crossing.len) as usize;
+            let rates = &rates[c.rates as usize..(c.rates + crossing.len) as usize];
+            for ((&r, &rate), demand) in crossed[range.clone()].iter().zip(rates).zip(&mut self.demands[range]) {
+                let resource = &mut resources[r as usize];
                 let more = rate as i64 * change;
                 *demand = demand.wrapping_add_signed(more);
                 resource.demand = resource.demand.wrapping_add_signed(more);

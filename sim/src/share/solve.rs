@@ -66,6 +66,13 @@ impl Remainder {
     }
 }
 
+/// What a solution begins with.
+#[derive(Clone, Copy)]
+enum Seed {
+    Resource(u32),
+    Group(u32),
+}
+
 /// A group that crosses a resource that is solved again.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
@@ -155,24 +162,22 @@ impl Sharing {
 
     /// Solves a resource again and what hangs on it.
     pub(super) fn solve_resource(&mut self, seed: u32, now: u64) {
-        self.solve_around(now, |sharing, _| sharing.join(seed));
+        self.solve_around(now, Seed::Resource(seed));
     }
 
     /// Finds the speed of a group that has come and crosses no resource with a level.
     pub(super) fn solve_group(&mut self, group: u32, now: u64) {
-        self.solve_around(now, |sharing, all| sharing.add_piece(group, all));
+        self.solve_around(now, Seed::Group(group));
     }
 
-    fn solve_around(&mut self, now: u64, seed: impl Fn(&mut Self, bool)) {
+    fn solve_around(&mut self, now: u64, seed: Seed) {
         let mut spreads = 0;
         loop {
             self.visit += 1;
             self.component.clear();
             self.pieces.clear();
             self.links.clear();
-            let all = spreads == SPREADS;
-            seed(self, all);
-            self.collect(all);
+            self.collect(seed, spreads == SPREADS);
             self.fill();
             if !self.spread() {
                 break;
@@ -182,67 +187,71 @@ impl Sharing {
         self.commit(now);
     }
 
-    /// A resource is solved again.
-    fn join(&mut self, r: u32) {
-        let resource = &mut self.resources[r as usize];
-        resource.visited = self.visit;
-        resource.place = self.component.len() as u32;
-        self.component.push(Remainder::of(r, resource));
-    }
-
     /// Finds all that hangs on what is solved again and has to be with it; `all`: all that hangs on it.
-    fn collect(&mut self, all: bool) {
+    fn collect(&mut self, seed: Seed, all: bool) {
+        let Self { component, links, pieces, visit, .. } = self;
+        let visit = *visit;
+        let (words, words_of, present) = (self.words.as_slice(), self.words_of.as_slice(), self.present.as_slice());
+        let (crossings, crossed, demands) = (&*self.crossings, &*self.crossed, &*self.demands);
+        let (resources, presences) = (&mut *self.resources, &mut *self.presences);
+        let join = |component: &mut Vec<Remainder>, r: u32, resource: &mut Resource| {
+            resource.visited = visit;
+            resource.place = component.len() as u32;
+            component.push(Remainder::of(r, resource));
+        };
+        let only;
+        let mut groups: &[(u32, u64)] = &[];
+        match seed {
+            Seed::Resource(r) => join(component, r, &mut resources[r as usize]),
+            Seed::Group(group) => {
+                only = [(group / 64, 1 << (group % 64))];
+                groups = &only;
+            }
+        }
         let mut next = 0;
-        while let Some(remainder) = self.component.get(next) {
-            next += 1;
-            let r = remainder.resource as usize;
-            for i in self.words_of[r] as usize..self.words_of[r + 1] as usize {
-                let (word, crossing) = self.words[i];
-                let mut bits = crossing & self.present[word as usize];
+        loop {
+            for &(word, crossing) in groups {
+                let mut bits = crossing & present[word as usize];
                 while bits != 0 {
                     let group = word * 64 + bits.trailing_zeros();
                     bits &= bits - 1;
-                    if self.presences[group as usize].visited != self.visit {
-                        self.add_piece(group, all);
+                    let presence = &mut presences[group as usize];
+                    if presence.visited == visit {
+                        continue;
                     }
+                    presence.visited = visit;
+                    let crossing = &crossings[group as usize];
+                    let range = crossing.resources as usize..(crossing.resources + crossing.len) as usize;
+                    let (crossed, demands) = (&crossed[range.clone()], &demands[range]);
+                    let (first, mut cap, mut crosses_others) = (links.len() as u32, FULL_SPEED, false);
+                    for position in HotPositions::of(crossing) {
+                        let r = crossed[position];
+                        let resource = &mut resources[r as usize];
+                        if resource.visited != visit {
+                            if !(resource.pending || all && resource.hot) {
+                                cap = cap.min(resource.level);
+                                crosses_others = true;
+                                continue;
+                            }
+                            join(component, r, resource);
+                        }
+                        links.push(Link { demand: demands[position], place: resource.place });
+                    }
+                    pieces.push(Piece {
+                        group,
+                        links: (first, links.len() as u32),
+                        cap,
+                        before: if presence.fresh { 0 } else { self.groups[group as usize].theta },
+                        level: NEVER,
+                        crosses_others,
+                    });
                 }
             }
+            let Some(remainder) = component.get(next) else { break };
+            let r = remainder.resource as usize;
+            groups = &words[words_of[r] as usize..words_of[r + 1] as usize];
+            next += 1;
         }
-    }
-
-    /// Lists a group and its resources.
-    fn add_piece(&mut self, group: u32, all: bool) {
-        let Self { crossings, crossed, demands, resources, component, links, pieces, visit, .. } = self;
-        let presence = &mut self.presences[group as usize];
-        presence.visited = *visit;
-        let crossing = &crossings[group as usize];
-        let len = crossing.len as usize;
-        let crossed = &crossed[crossing.resources as usize..crossing.resources as usize + len];
-        let demands = &demands[crossing.resources as usize..crossing.resources as usize + len];
-        let (first, mut cap, mut crosses_others) = (links.len() as u32, FULL_SPEED, false);
-        for position in HotPositions::of(crossing) {
-            let r = crossed[position];
-            let resource = &mut resources[r as usize];
-            if resource.visited != *visit {
-                if !(resource.pending || all && resource.hot) {
-                    cap = cap.min(resource.level);
-                    crosses_others = true;
-                    continue;
-                }
-                resource.visited = *visit;
-                resource.place = component.len() as u32;
-                component.push(Remainder::of(r, resource));
-            }
-            links.push(Link { demand: demands[position], place: resource.place });
-        }
-        pieces.push(Piece {
-            group,
-            links: (first, links.len() as u32),
-            cap,
-            before: if presence.fresh { 0 } else { self.groups[group as usize].theta },
-            level: NEVER,
-            crosses_others,
-        });
     }
 
     /// Finds the levels of the pieces, the lowest first.
