@@ -462,6 +462,9 @@ impl<'a> Engine<'a> {
     }
 
     fn end_flows(&mut self, h: &Here<'a>) {
+        if !self.s.timers.has_ends(h.rank) {
+            return;
+        }
         let now = self.s.timers.now;
         let mut ended = std::mem::take(&mut self.s.ended);
         self.s.sharing.finish(h.rank as u32, now, &mut ended);
@@ -508,14 +511,20 @@ impl<'a> Engine<'a> {
                     self.s.workers[h.worker0 + a as usize].state = State::Collective;
                     self.make_runnable(h, a);
                 }
-                kind::FILL => {
-                    self.s.workers[h.worker0 + a as usize].state = State::Filled;
-                    self.make_runnable(h, a);
-                }
+                kind::FILL => self.filled(h, a),
                 other => unreachable!("timer kind {other}"),
             }
         }
+        while let Some(worker) = self.s.timers.pop_fill(h.rank) {
+            self.out.events += 1;
+            self.filled(h, worker);
+        }
         self.s.flags.adds_have_come(true);
+    }
+
+    fn filled(&mut self, h: &Here<'a>, w: u32) {
+        self.s.workers[h.worker0 + w as usize].state = State::Filled;
+        self.make_runnable(h, w);
     }
 
     fn stuck(&self) -> SimError {

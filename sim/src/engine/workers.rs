@@ -434,10 +434,7 @@ impl<'a> Engine<'a> {
                 self.wait_for(h, w, wait, State::Step);
                 return false;
             }
-            let worker = self.worker(h, w);
-            worker.step = cost.steps;
-            worker.state = State::Main;
-            return true;
+            return self.output(h, w, task);
         }
         let done = self.s.workers[h.worker0 + w as usize].step;
         let mut limit = cost.steps;
