@@ -325,16 +325,29 @@ fn new_sharing(c: &Compiled) -> Sharing {
         std::iter::repeat_n((leaves.link, 0), links as usize)
     });
     let mut sharing = Sharing::new(own.chain(leaves));
+    let mixed = main_only(c);
     for (owner, &rank) in c.ranks.iter().enumerate() {
-        for class in &c.classes {
+        for (class, &mixed) in c.classes.iter().zip(&mixed) {
             let own = class.iter().map(|&(offset, kind, demand)| {
                 let target = c.folded.number(c.folded.at(rank, offset)) as u32;
                 (target * per_rank + kind.index(c.times.rails), demand)
             });
-            sharing.add_class(owner as u32, own.chain(leaf_links(c, rank, class)));
+            sharing.add_class(owner as u32, mixed, own.chain(leaf_links(c, rank, class)));
         }
     }
     sharing
+}
+
+/// Classes only of main flows of tasks. Their ends free workers, which go on in an order of their own; ends of outputs and
+/// messages count in the order in which they come.
+fn main_only(c: &Compiled) -> Vec<bool> {
+    let mut main_only = vec![true; c.classes.len()];
+    let outputs = c.costs.iter().flat_map(|record| &record.forms).flat_map(|cost| [cost.out, cost.deferred]);
+    let messages = c.programs.iter().flat_map(|program| &program.puts).map(|put| put.flow);
+    for flow in outputs.chain(messages).filter(|flow| flow.class != NONE) {
+        main_only[flow.class as usize] = false;
+    }
+    main_only
 }
 
 /// The uplink and the downlink that a class of a rank crosses between leaf switches.

@@ -205,7 +205,7 @@ impl Timers {
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
-            self.flows_end[rank] = sharing.next_end(rank as u32);
+            self.flows_end[rank] = sharing.next_end(rank as u32, self.now);
             self.tree.set(rank, self.ranks[rank].next_time().min(self.flows_end[rank]));
         }
         self.stale.clear();

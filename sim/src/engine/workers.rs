@@ -171,7 +171,8 @@ impl<'a> Engine<'a> {
     }
 
     /// Accounts the time of a worker's task, which has freed its CTA, waits excluded.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "one call per task; a call costs as much as the work")]
+    #[inline(always)]
     fn account(&mut self, h: &Here<'a>, w: u32) {
         let s = &mut *self.s;
         let worker = &s.workers[h.worker0 + w as usize];

@@ -2,8 +2,7 @@
 
 use super::{FULL_SPEED, NEVER};
 
-/// A flow of a group, in equal words, because a processor that stores smaller ones and copies them together waits for
-/// the stores.
+/// A flow of a group.
 #[derive(Clone, Copy)]
 pub(super) struct Member {
     /// Value of the group's clock at which the flow ends, low word.
@@ -61,22 +60,24 @@ impl Group {
         self.list.is_empty()
     }
 
+    /// Adds a flow. Its parts are put together in their place: a processor that stores them one by one elsewhere and copies
+    /// them together waits for the stores.
     #[inline]
-    pub fn insert(&mut self, member: Member) {
-        if self.list.last().is_some_and(|last| last.ends() > member.ends()) {
-            self.insert_before_last(member);
+    pub fn insert(&mut self, ends: u128, class: u32, tag: u32) {
+        if self.list.last().is_some_and(|last| last.ends() > ends) {
+            self.insert_before_last(ends, class, tag);
         } else {
-            self.list.push(member);
+            self.list.push(Member::new(ends, class, tag));
         }
     }
 
     /// Rare: most flows of a group have the same work. Kept out of line so that the other case stays short.
     #[cold]
     #[inline(never)]
-    fn insert_before_last(&mut self, member: Member) {
+    fn insert_before_last(&mut self, ends: u128, class: u32, tag: u32) {
         let head = self.head as usize;
-        let at = head + self.list[head..].partition_point(|m| m.ends() <= member.ends());
-        self.list.insert(at, member);
+        let at = head + self.list[head..].partition_point(|m| m.ends() <= ends);
+        self.list.insert(at, Member::new(ends, class, tag));
     }
 
     /// Drops the members that have ended by `now` and appends them: class in the high half, tag in the low half.

@@ -1,8 +1,8 @@
 //! Shared bandwidth: exact, lazy, weighted max-min fair sharing of resources among classes of flows.
 //!
 //! A **flow** is a piece of a task that would take `work` picoseconds alone. A **class** is a set of flows with the same
-//! demand on the same resources. Classes of an owner that cross the same resources, whatever they take of them, form a
-//! **group**: its members progress alike, so a group keeps one clock `v` (work done per member) and a list of members by
+//! demand on the same resources. Classes of an owner that cross the same resources, whatever they take of them, may form
+//! a **group**: its members progress alike, so a group keeps one clock `v` (work done per member) and a list of members by
 //! the value of `v` at which they end. A change of rate costs O(1) per group, not per flow.
 //!
 //! **Model.** Every flow progresses at `theta <= 1` of its own full speed. A resource with more demand than capacity
@@ -21,7 +21,7 @@
 mod group;
 mod solve;
 
-use group::{Group, Member};
+use group::Group;
 use solve::{Link, Piece, Remainder};
 
 /// `theta` of a flow that nobody holds back.
@@ -52,6 +52,8 @@ struct Crossing {
     hot: u64,
     /// What the caller wants to be told when the next end moves.
     owner: u32,
+    /// Other classes may join.
+    mixed: bool,
 }
 
 /// The little that every solution asks of every group around it.
@@ -111,6 +113,8 @@ const REST: usize = u64::BITS as usize - 1;
 pub struct Sharing {
     classes: Vec<Class>,
     groups: Vec<Group>,
+    /// First group of each owner; one more at the end.
+    first_group: Vec<u32>,
     /// When the first member of each group ends; [`NEVER`] when empty.
     due: Vec<u64>,
     crossings: Vec<Crossing>,
@@ -130,10 +134,10 @@ pub struct Sharing {
     positions: Vec<u32>,
     /// Where each resource's groups begin; one more at the end.
     crossing_of: Vec<u32>,
-    /// The same groups as words of `present` and bits in them, resource by resource, then all groups, owner by owner:
-    /// most groups have no members at a time, and are passed over 64 at once.
+    /// The same groups as words of `present` and bits in them, resource by resource: most groups have no members at a time,
+    /// and are passed over 64 at once.
     words: Vec<(u32, u64)>,
-    /// Where each resource's words begin, then each owner's; one more at the end.
+    /// Where each resource's words begin; one more at the end.
     words_of: Vec<u32>,
     dirty: Vec<u32>,
     /// Classes of which flows came or went since the last solution.
@@ -160,8 +164,8 @@ impl Sharing {
 
     /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once). `owner` is
     /// what [`Sharing::solve`] names when the next end of its classes may have moved; owners are numbers from 0 and come
-    /// one after the other.
-    pub fn add_class(&mut self, owner: u32, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
+    /// one after the other. `mixed`: where its flows stand among those that end together with them does not matter.
+    pub fn add_class(&mut self, owner: u32, mixed: bool, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
         let id = self.classes.len() as u32;
         let (resources, rates) = (self.crossed.len(), self.rates.len());
         for (resource, rate) in demands.into_iter().filter(|&(_, rate)| rate > 0) {
@@ -174,27 +178,30 @@ impl Sharing {
         if known.is_some() {
             self.rates.truncate(rates);
         }
-        let group = self.group_of(owner, resources);
+        let group = self.group_of(owner, mixed, resources);
         let rates = known.unwrap_or(rates) as u32;
         self.classes.push(Class { group, rates, members: 0, counted: 0, touched: false });
         self.crossing_of.clear();
         id
     }
 
-    /// The owner's group that crosses the last resources of `crossed`, from `first` on; a new one if there is none.
-    fn group_of(&mut self, owner: u32, first: usize) -> u32 {
+    /// The owner's mixed group that crosses the last resources of `crossed`, from `first` on; a new group if there is none,
+    /// and for a class that is not mixed.
+    fn group_of(&mut self, owner: u32, mixed: bool, first: usize) -> u32 {
         let (before, crossed) = self.crossed.split_at(first);
-        let alike = |c: &Crossing| &before[c.resources as usize..(c.resources + c.len) as usize] == crossed;
-        let own = self.crossings.iter().rev().take_while(|c| c.owner == owner);
+        let alike = |c: &Crossing| c.mixed && &before[c.resources as usize..(c.resources + c.len) as usize] == crossed;
+        let own = self.crossings.iter().rev().take_while(|c| mixed && c.owner == owner);
         if let Some(back) = own.map(alike).position(|alike| alike) {
             self.crossed.truncate(first);
             return (self.crossings.len() - 1 - back) as u32;
         }
         let len = crossed.len() as u32;
         self.demands.resize(self.crossed.len(), 0);
-        self.crossings.push(Crossing { resources: first as u32, len, hot: 0, owner });
+        self.crossings.push(Crossing { resources: first as u32, len, hot: 0, owner, mixed });
         self.presences.push(Presence::default());
         self.groups.push(Group::NEW);
+        self.first_group.resize(owner as usize + 1, self.groups.len() as u32 - 1);
+        self.first_group.push(self.groups.len() as u32);
         self.due.push(NEVER);
         self.present.resize(self.groups.len().div_ceil(64), 0);
         self.groups.len() as u32 - 1
@@ -228,23 +235,23 @@ impl Sharing {
         self.classes.is_empty()
     }
 
-    /// When the first flow of an owner's classes ends, at the rates of the last solution; [`NEVER`] without flows.
-    pub fn next_end(&self, owner: u32) -> u64 {
+    /// When the first flow of an owner's classes ends, at the rates of the last solution, which was at `now`; [`NEVER`]
+    /// without flows.
+    pub fn next_end(&self, owner: u32, now: u64) -> u64 {
         let mut next = NEVER;
-        for &(word, own) in &self.words[self.words_of_owner(owner)] {
-            let mut bits = own & self.present[word as usize];
-            while bits != 0 {
-                next = next.min(self.due[(word * 64 + bits.trailing_zeros()) as usize]);
-                bits &= bits - 1;
+        for &due in &self.due[self.groups_of(owner)] {
+            // Also keeps the loop from being vectorised, which costs more than it saves on so few.
+            if due <= now {
+                return due;
             }
+            next = next.min(due);
         }
         next
     }
 
-    /// The words of an owner's groups; none before the first solution.
-    fn words_of_owner(&self, owner: u32) -> std::ops::Range<usize> {
-        let row = self.resources.len() + owner as usize;
-        self.words_of.get(row..row + 2).map_or(0..0, |row| row[0] as usize..row[1] as usize)
+    fn groups_of(&self, owner: u32) -> std::ops::Range<usize> {
+        let owner = owner as usize;
+        self.first_group.get(owner..owner + 2).map_or(0..0, |range| range[0] as usize..range[1] as usize)
     }
 
     /// Flows in a class.
@@ -271,7 +278,7 @@ impl Sharing {
         (sum >> 32) as u64
     }
 
-    /// Lists the groups that cross each resource, and those of each owner.
+    /// Lists the groups that cross each resource.
     fn find_crossing(&mut self) {
         let mut next = vec![0_u32; self.resources.len() + 1];
         for &resource in &self.crossed {
@@ -296,29 +303,15 @@ impl Sharing {
         self.words_of = vec![0];
         for resource in 0..self.resources.len() as u32 {
             let first = self.words.len();
-            for i in self.crossing_range(resource) {
-                self.add_word(first, self.crossing[i]);
+            // Groups are listed in the order of their numbers.
+            for &group in &self.crossing[self.crossing_range(resource)] {
+                let (word, bit) = (group / 64, 1 << (group % 64));
+                match self.words[first..].last_mut() {
+                    Some(last) if last.0 == word => last.1 |= bit,
+                    _ => self.words.push((word, bit)),
+                }
             }
             self.words_of.push(self.words.len() as u32);
-        }
-        let mut first = self.words.len();
-        for group in 0..self.crossings.len() {
-            self.add_word(first, group as u32);
-            let owner = self.crossings[group].owner;
-            if self.crossings.get(group + 1).is_none_or(|next| next.owner != owner) {
-                first = self.words.len();
-                self.words_of.resize(self.resources.len() + 1 + owner as usize, self.words_of[self.words_of.len() - 1]);
-                self.words_of.push(first as u32);
-            }
-        }
-    }
-
-    /// Adds a group to the words from `first` on; groups come in the order of their numbers.
-    fn add_word(&mut self, first: usize, group: u32) {
-        let (word, bit) = (group / 64, 1 << (group % 64));
-        match self.words[first..].last_mut() {
-            Some(last) if last.0 == word => last.1 |= bit,
-            _ => self.words.push((word, bit)),
         }
     }
 
@@ -338,33 +331,23 @@ impl Sharing {
             (group.v, group.since, group.theta, group.idle) = (0, now, FULL_SPEED, false);
         }
         let ends = group.clock(now) + (u128::from(work) << 32);
-        group.insert(Member::new(ends, class, tag));
+        group.insert(ends, class, tag);
     }
 
-    /// Removes the flows of an owner's classes that have ended by `now`, and appends their tags (in the low halves), class
-    /// by class in the order of their ends.
+    /// Removes the flows of an owner's classes that have ended by `now`, and appends their tags (in the low halves): class by
+    /// class, those that are `mixed` in the place of the first they are mixed with, in the order of their ends.
     pub fn finish(&mut self, owner: u32, now: u64, ended: &mut Vec<u64>) {
         let first = ended.len();
-        for &(word, own) in &self.words[self.words_of_owner(owner)] {
-            let mut bits = own & self.present[word as usize];
-            while bits != 0 {
-                let group = (word * 64 + bits.trailing_zeros()) as usize;
-                bits &= bits - 1;
-                if self.due[group] <= now {
-                    self.groups[group].finish(now, ended);
-                }
+        let groups = self.groups_of(owner);
+        for (group, &due) in self.groups[groups.clone()].iter_mut().zip(&self.due[groups]) {
+            if due <= now {
+                group.finish(now, ended);
             }
         }
-        let ended = &mut ended[first..];
-        let class_of = |ended: &u64| (ended >> 32) as u32;
-        // A group's classes are mixed.
-        if !ended.is_sorted_by_key(class_of) {
-            ended.sort_by_key(class_of);
-        }
-        for alike in ended.chunk_by(|a, b| class_of(a) == class_of(b)) {
-            let id = class_of(&alike[0]);
+        for class_and_tag in &ended[first..] {
+            let id = (class_and_tag >> 32) as u32;
             let class = &mut self.classes[id as usize];
-            class.members -= alike.len() as u32;
+            class.members -= 1;
             if !class.touched {
                 class.touched = true;
                 self.touched.push(id);
