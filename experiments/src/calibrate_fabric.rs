@@ -30,8 +30,8 @@ use tilewire_hw::transport::exercise::Pair;
 use tilewire_hw::transport::registration::Path as Way;
 use tilewire_hw::transport::segment::Layout;
 use tilewire_kernels::{Cluster, OptionSet, schedule_hash};
+use tilewire_sim::Clock;
 use tilewire_sim::machine::{Carrier, Machine};
-use tilewire_sim::{Clock, Execution};
 
 /// Two nodes of a rank each.
 const CLUSTER: Cluster = Cluster { nodes: 2, gpus_per_node: 1 };
@@ -232,7 +232,7 @@ fn case(source: &Source, machine: &Machine, [m, n, k]: [u64; 3]) -> Result<Case,
         fusion: Fusion::Fused,
         seed: 0,
         noise: false,
-        execution: Execution::Folded,
+        execution: None,
         clock: Some(Clock::Sustained),
         checks: crate::checked::Checks::default(),
     };

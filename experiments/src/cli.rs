@@ -78,9 +78,9 @@ pub struct RunArgs {
     /// Draw latencies, clocks and a late rank from the machine's noise.
     #[arg(long)]
     pub noise: bool,
-    /// Ranks that are simulated.
-    #[arg(long, value_enum, default_value_t = ExecutionArg::Folded)]
-    pub execution: ExecutionArg,
+    /// Ranks that are simulated [default: folded; with the published protocol of gemm_rs, isolated launches of which one rank's is late, full].
+    #[arg(long, value_enum)]
+    pub execution: Option<ExecutionArg>,
     /// How warm the card is [default: sustained; with the published protocol cold where its loop ends within the machine's cold_ms].
     #[arg(long, value_enum)]
     pub clock: Option<ClockArg>,

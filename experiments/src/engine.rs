@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use tilewire_kernels::encode::Hashed;
+use tilewire_kernels::schedule::Symmetry;
 use tilewire_kernels::{RoleSplit, Schedule, bulk_synchronous};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
@@ -114,7 +115,10 @@ fn limit_memory(case: &Case, schedule: &Schedule) -> Result<(), ExperimentError>
     if bytes >> 30 < MAX_GIB {
         return Ok(());
     }
-    let problem = format!("would take some {} GiB, allowed: {MAX_GIB}; choose a smaller shape or cluster", bytes >> 30);
+    let folds = !case.noise && case.execution == Execution::Full && schedule.symmetry != Symmetry::NONE;
+    let fold = if folds { ", or folded execution" } else { "" };
+    let gib = bytes >> 30;
+    let problem = format!("would take some {gib} GiB, allowed: {MAX_GIB}; choose a smaller shape or cluster{fold}");
     Err(ExperimentError::refused(case.to_string(), problem))
 }
 

@@ -10,7 +10,7 @@
 //! seed     = 1
 //! noise    = false
 //! clock    = "sustained"                 # or "cold"; default: as the protocol's loops leave it
-//! execution = "folded"                   # or "mirror", "full"
+//! execution = "folded"                   # or "mirror", "full"; default: full where isolated launches are timed, else folded
 //!
 //! [[shape]]                              # fields of the kernel's shape
 //! m = 8192
@@ -136,7 +136,7 @@ impl Experiment {
         let hypothesis_node = root.get("hypothesis");
         let seed = root.get("seed").map_or(Ok(0), |node| node.whole(0, MAX_SEED))? + replicate;
         let noise = root.get("noise").map_or(Ok(hypothesis_node.is_some()), |node| node.boolean())?;
-        let execution = root.get("execution").map_or(Ok(Execution::Folded), |node| node.word(EXECUTIONS))?;
+        let execution = root.get("execution").map(|node| node.word(EXECUTIONS)).transpose()?;
         let clock = root.get("clock").map(|node| node.word(CLOCKS)).transpose()?;
         let axes = Axes::read(&root)?;
         let (split_node, splits) = match root.get("split") {

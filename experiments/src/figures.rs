@@ -30,8 +30,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use tilewire_kernels::{OptionSet, RoleSplit};
+use tilewire_sim::OverlapReason;
 use tilewire_sim::machine::Kind;
-use tilewire_sim::{Execution, OverlapReason};
 
 /// Published differences below this decide nothing.
 const DECISIVE: f64 = 0.10;
@@ -240,7 +240,7 @@ pub(crate) fn case_of(
         fusion: if system.is_baseline() { Fusion::Unfused } else { Fusion::Fused },
         seed: 0,
         noise: false,
-        execution: Execution::Folded,
+        execution: None,
         clock: None,
         checks,
     };

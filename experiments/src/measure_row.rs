@@ -11,7 +11,6 @@ use tilewire_hw::gpu::Facts;
 use tilewire_hw::launch::RunTime;
 use tilewire_hw::measure::spread;
 use tilewire_kernels::{OptionSet, RoleKind, RoleSplit};
-use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
 
 /// Columns that rows of one comparison must share, beside those that name the point.
@@ -391,7 +390,7 @@ impl MeasuredRow {
                 .parse()
                 .map_err(|_| format!("seed = \"{}\", allowed: a whole number", self.text("seed")))?,
             noise: false,
-            execution: Execution::Folded,
+            execution: None,
             clock: Some(clock),
             checks: Checks::default(),
         })

@@ -16,7 +16,7 @@ pub use refusal::{Part, Refusal, ResolveError};
 pub use target::{Source, Target};
 
 use crate::checked::Checks;
-use crate::cli::{CaseArgs, ClockArg, PointArgs, ProtocolArg};
+use crate::cli::{CaseArgs, ClockArg, ExecutionArg, PointArgs, ProtocolArg};
 use crate::data::{Data, DataError, EffectiveSplit, System};
 use crate::error::ExperimentError;
 use crate::shape;
@@ -95,8 +95,8 @@ pub struct Draft {
     pub seed: u64,
     /// Whether noise is drawn.
     pub noise: bool,
-    /// Ranks that are simulated.
-    pub execution: Execution,
+    /// Ranks that are simulated; none: as the protocol needs.
+    pub execution: Option<Execution>,
     /// How warm the card is; none: as the protocol's loops leave it.
     pub clock: Option<Clock>,
     /// What is asked of the checker.
@@ -274,7 +274,7 @@ impl Draft {
             fusion: self.fusion,
             seed: self.seed,
             noise: self.noise,
-            execution: self.execution,
+            execution: self.execution.unwrap_or_else(|| protocol.execution()),
             clock: self.clock.or((protocol == Protocol::Fair).then_some(Clock::Sustained)),
             checks: self.checks,
             defaults,
@@ -439,7 +439,7 @@ impl CaseArgs {
             },
             seed: 0,
             noise: false,
-            execution: Execution::Folded,
+            execution: None,
             clock: None,
             checks: Checks::default(),
         })
@@ -459,7 +459,7 @@ impl PointArgs {
             protocol: self.protocol,
             seed: self.run.seed,
             noise: self.run.noise,
-            execution: self.run.execution.execution(),
+            execution: self.run.execution.map(ExecutionArg::execution),
             clock: self.run.clock.map(ClockArg::clock),
             checks: self.run.checks.checks(),
             ..self.case.draft()?

@@ -57,8 +57,9 @@ pub fn text(case: &Case, answer: &Answer) -> String {
         let _ = writeln!(out, "shape   {} by default, as published", defaults.join(", "));
     }
     let bound: String = prediction.bound_by.clone().into();
+    let clock = clock(case, prediction.simulated_ranks);
     let lines = [
-        ("time_us", format!("{:.2}", prediction.time_us), "launch command to last write visible"),
+        ("time_us", format!("{:.2}", prediction.time_us), clock.as_str()),
         ("tflops_per_gpu", format!("{:.1}", prediction.tflops_per_gpu), "useful FLOPs of the busiest rank over time"),
         ("compute_only_us", format!("{:.2}", prediction.compute_only_us), "compute role alone"),
         ("comm_only_us", format!("{:.2}", prediction.comm_only_us), "communication alone"),
@@ -121,6 +122,18 @@ pub fn text(case: &Case, answer: &Answer) -> String {
     let open = provenance::unsourced(machine).len();
     let _ = writeln!(out, "{open} of {} parameters of {} are assumed or fitted", machine.params().len(), machine.name);
     text
+}
+
+/// From when to when the time is.
+fn clock(case: &Case, simulated_ranks: usize) -> String {
+    let late_us = case.target.machine.launch.isolated_us.value;
+    if !case.protocol.is_isolated() {
+        "launch command to last write visible".into()
+    } else if simulated_ranks == case.target.cluster.ranks() {
+        format!("longest of any rank, from its own launch of the fused kernel; one rank is {late_us} us late")
+    } else {
+        format!("launch of the fused kernel to last write visible, and {late_us} us: every rank is late alike")
+    }
 }
 
 fn hazards(answer: &Answer) -> String {

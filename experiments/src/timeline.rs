@@ -144,7 +144,7 @@ impl Measured {
         // A GPU or process per rank shows every rank, one GPU that stands for all shows one.
         let all = row.text("mode") != "mirror" || row.text("device") == "host";
         let execution = if all { Execution::Full } else { Execution::Mirror };
-        let case = crate::plan::Draft { execution, ..draft }.resolve(source);
+        let case = crate::plan::Draft { execution: Some(execution), ..draft }.resolve(source);
         let case = case.map_err(|error| in_row(&row.place, error))?;
         let prepared = Prepared::new(&case).map_err(|error| error.at(&row.place))?;
         let split = row.split().map_err(refuse)?;

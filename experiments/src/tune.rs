@@ -1,6 +1,6 @@
 //! `tune`: the best split of a shape, and how far it can be from the model's optimum.
 
-use crate::cli::{ClockArg, ProtocolArg, TuneArgs};
+use crate::cli::{ClockArg, ExecutionArg, ProtocolArg, TuneArgs};
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Draft, Fusion};
@@ -40,7 +40,7 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         protocol: Some(args.protocol),
         seed: args.run.seed,
         noise: args.run.noise,
-        execution: args.run.execution.execution(),
+        execution: args.run.execution.map(ExecutionArg::execution),
         clock: args.run.clock.map(ClockArg::clock),
         checks: args.run.checks.checks(),
         ..args.case.draft()?

@@ -77,6 +77,36 @@ fn predict_prints_one_json_object() {
     assert!(time.zip(compute).is_some_and(|(time, compute)| time > 0.0 && compute > 0.0));
 }
 
+/// Isolated launches have a late rank, which only shows where every rank is simulated: so `predict` and `sweep` do.
+#[test]
+fn isolated_launches_are_simulated_on_every_rank_by_all_commands() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let case = "--kernel gemm_rs --cluster 2x4-h200-efa --m 4096 --n 4096 --k 256 --split compute=114,send=10,reduce=8";
+    let predict = |rest: &str| -> Value {
+        let text = ran(directory.path(), &format!("predict {case} --options published --json {rest}"));
+        serde_json::from_str(&text).expect("one JSON object")
+    };
+    let answer = predict("");
+    assert_eq!((&answer["execution"], &answer["simulated_ranks"]), (&"full".into(), &8.into()));
+    let alike = predict("--execution mirror");
+    assert_eq!((&alike["execution"], &alike["simulated_ranks"]), (&"mirror".into(), &1.into()));
+    assert_eq!(predict("--protocol fair")["execution"], "folded");
+    let text = ran(directory.path(), &format!("predict {case} --options published --execution mirror"));
+    assert!(text.contains("every rank is late alike"), "{text}");
+    let text = ran(directory.path(), &format!("predict {case} --options published"));
+    assert!(text.contains("one rank is ") && text.contains(" us late"), "{text}");
+
+    let sweep = "question = \"the same?\"\nkernel = \"gemm_rs\"\ncluster = \"2x4-h200-efa\"\n\
+                 options = \"published\"\nshape = { m = 4096, n = 4096, k = 256 }\n\
+                 split = \"compute=114,send=10,reduce=8\"\n";
+    fs::write(directory.path().join("isolated.toml"), sweep).expect("a file");
+    ran(directory.path(), "sweep isolated.toml -o out");
+    let mut reader = csv::Reader::from_path(directory.path().join("out/rows.csv")).expect("rows");
+    let row: BTreeMap<String, String> = reader.deserialize().next().expect("a row").expect("a whole row");
+    assert_eq!(row["execution"], "full");
+    assert_eq!(row["time_us"], format!("{:.6}", answer["time_us"].as_f64().expect("a number")));
+}
+
 #[test]
 fn every_kernel_is_predicted_fused_and_unfused() {
     let shapes = [

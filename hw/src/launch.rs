@@ -23,6 +23,8 @@ use tilewire_kernels::{Blocked, RoleKind, Schedule};
 const SMEM_BYTES: u32 = 232_448;
 /// Parties of a CTA that may wait. Source: `program.cuh`.
 const BLOCKED_PER_CTA: usize = 4;
+/// Head dimension of attention tiles. Source: `attention_tile.cuh`.
+const HEAD_DIM: f32 = 128.0;
 /// Runs at most that are queued behind each other.
 pub const MAX_BATCH: usize = 32;
 
@@ -47,6 +49,8 @@ struct Parameters {
     run: u32,
     peers: u32,
     maps: u32,
+    scale_log2: f32,
+    unused: u32,
 }
 
 /// A tensor map as the driver writes it.
@@ -458,6 +462,8 @@ impl<'a> Runner<'a> {
                     run: self.run + index as u32,
                     peers: u32::from(self.program.gpus > 1),
                     maps: self.program.maps.len() as u32,
+                    scale_log2: std::f32::consts::LOG2_E / f32::sqrt(HEAD_DIM),
+                    unused: 0,
                 };
                 let mut list: [*mut c_void; 2] =
                     [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];

@@ -102,11 +102,12 @@ fn orders(program: &Program, regions: &[DeviceRegion]) -> (Vec<DeviceRole>, Vec<
     (roles, orders)
 }
 
-/// Where the blocks of each launch begin.
+/// Where the blocks of each launch begin. A CTA that begins in a role with tiles has its first one decided, by the stride or
+/// as its ticket.
 fn starts(program: &Program, roles: &[DeviceRole], orders: &[Order]) -> Vec<Vec<Start>> {
     let start = |&crate::lower::DeviceStart { role, cta }: &crate::lower::DeviceStart| {
         let of = roles[role as usize];
-        let decided = of.tiles == 1 && of.claim == 0 && cta < of.tasks;
+        let decided = of.tiles == 1 && cta < of.tasks;
         let first = if decided { orders[(of.first_order + cta) as usize] } else { Order::default() };
         Start { of, role, cta, index: if decided { of.first_task + cta } else { NONE }, unused: 0, first }
     };
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(orders[1].regions.map(|region| region.row), [3, 4, 5, 0, 0, 0]);
         let starts = &starts(&program, &roles, &orders)[0];
         let index = starts.iter().map(|start| start.index).collect::<Vec<_>>();
-        assert_eq!(index, [NONE, 1, 2, NONE, NONE], "no tile, two by the stride, none left, a ticket");
+        assert_eq!(index, [NONE, 1, 2, NONE, 3], "no tile, two by the stride, none left, a ticket");
         assert_eq!((starts[2].first, starts[2].of), (orders[1], roles[1]));
     }
 }

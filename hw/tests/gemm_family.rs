@@ -63,6 +63,17 @@ fn every_variant_of_gemm_ar_is_right_and_free_of_races_but_for_unordered_flags()
 }
 
 #[test]
+fn every_variant_of_gemm_rs_is_right_and_free_of_races_under_every_scheduler() {
+    let cases = variants("gemm_rs", Fabric::EfaSrd).into_iter().filter(|case| case.set == OptionSet::Tilewire);
+    for (seed, case) in cases.filter(|case| case.cluster.0 * case.cluster.1 <= 6).enumerate() {
+        for (turn, scheduler) in SCHEDULERS.into_iter().enumerate() {
+            let found = races(&case, 1 + (seed + turn) as u32 % 3, scheduler, seed);
+            assert!(found.is_empty(), "{:?} {:?} {scheduler:?}: {found:?}", case.cluster, case.options);
+        }
+    }
+}
+
+#[test]
 fn a_separately_written_flag_overtakes_its_data_on_efa() {
     let cases = variants("gemm_ar", Fabric::EfaSrd);
     let hazardous = cases.iter().filter(|case| is_hazardous(case)).take(3);

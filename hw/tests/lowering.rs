@@ -285,6 +285,8 @@ fn virtual_programs_of_the_gemm_family_give_the_reference() {
     for case in [
         Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
         Case("gemm_rs", (1, 2), [256, 1024, 64], &[]),
+        Case("gemm_rs", (1, 2), [512, 1024, 64], &[("open_lead_tiles", "0")]),
+        Case("gemm_rs", (1, 2), [768, 1024, 64], &[("open_lead_tiles", "1")]),
         Case("gemm_rs", (2, 1), [256, 1024, 64], &[("staging", "helper_zero")]),
         Case("gemm_rs", (1, 2), [256, 1024, 64], &[("staging", "helper_zero")]),
         Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
@@ -333,6 +335,7 @@ fn cluster_programs_of_the_gemm_family_give_the_reference() {
         Case("gemm_rs", (1, 2), [256, 1024, 64], &[]),
         Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
         Case("gemm_rs", (1, 3), [384, 1024, 64], &[]),
+        Case("gemm_rs", (1, 3), [1152, 1024, 64], &[("open_lead_tiles", "1")]),
         Case("ag_gemm", (1, 2), [256, 256, 256], &[]),
         Case("ag_gemm", (1, 2), [256, 256, 256], &[("row_order", "absolute")]),
         Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
@@ -351,6 +354,7 @@ fn cluster_programs_of_the_gemm_family_give_the_reference() {
 fn cluster_programs_of_eight_gpus_give_the_reference() {
     for case in [
         Case("gemm_rs", (1, 8), [1024, 256, 64], &[("chunk_tiles", "1")]),
+        Case("gemm_rs", (1, 8), [2048, 512, 64], &[("chunk_tiles", "1"), ("open_lead_tiles", "16")]),
         Case("ag_gemm", (1, 8), [1024, 256, 256], &[]),
         Case("gemm_ar", (1, 8), [1024, 256, 64], &[("chunk_tiles", "1")]),
         Case("moe_dispatch_gemm", (1, 8), [256, 64, 256], &[]),
@@ -386,6 +390,8 @@ fn mirror_programs_of_the_gemm_family_give_the_reference() {
         Case("gemm_rs", (2, 2), [512, 1024, 64], &[]),
         Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
         Case("gemm_ar", (2, 2), [512, 512, 64], &[("chunk_tiles", "1")]),
+        Case("gemm_rs", (2, 2), [1024, 1024, 64], &[("open_lead_tiles", "8")]),
+        Case("gemm_ar", (2, 2), [512, 512, 64], &[("chunk_tiles", "1"), ("open_lead_tiles", "4")]),
     ] {
         let compared = compared(&case, Mode::Mirror);
         assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);

@@ -30,19 +30,24 @@ struct AttentionInterpreter {
   using Moving = Moves<Consumers * 128, Tile::kO / kBoxBytes, 0, Signals::kEnd, Signals>;
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
-  static constexpr float kScaleLog2 = 1.4426950408889634f * 0.08838834764831845f;  // log2(e) / sqrt(128)
 
-  static DEVICE void init_tiles(u32 smem) {
-    Tile::init_barriers(smem);
-    mbarrier_init(smem + kJoin, 1);
-    store_shared(smem + kEndCount, 0);
-    Orders::init(smem);
-    mbarrier_init_fence();
-  }
-  static DEVICE void init_moves(u32 smem) {
-    Signals::init(smem);
-    Moving::init(smem);
-    mbarrier_init_fence();
+  // All of the CTA waits for it: four threads of as many warps. A barrier's address must be uniform, so that lanes
+  // side by side would take turns.
+  static DEVICE void init(u32 smem) {
+    if (threadIdx.x == 0) {
+      Tile::init_barriers(smem);
+    } else if (threadIdx.x == 32) {
+      Signals::init(smem);
+      mbarrier_init_fence();
+    } else if (threadIdx.x == 64) {
+      mbarrier_init(smem + kJoin, 1);
+      Orders::init(smem);
+      mbarrier_init_fence();
+      store_shared(smem + kEndCount, 0);
+    } else if (threadIdx.x == 96) {
+      Moving::init(smem);
+      mbarrier_init_fence();
+    }
   }
 
   static DEVICE void load(u32 smem, const Program& p, const Maps& maps) {
@@ -99,7 +104,7 @@ struct AttentionInterpreter {
   }
 
   // A consumer; returns when the loader has no more tiles.
-  static DEVICE void attend(u32 smem, u32 consumer) {
+  static DEVICE void attend(u32 smem, const Program& p, u32 consumer) {
     typename Tile::Consumer me = Tile::make_consumer(smem, consumer);
     Tile::begin_turns(consumer);
     for (u32 turn = 0;; ++turn) {
@@ -109,13 +114,13 @@ struct AttentionInterpreter {
       typename Tile::State state;
       // Two paths: what the products might have begun with costs each of their steps.
       if (flags & kFirst) {
-        Tile::attend_block(smem, me, state, steps, kScaleLog2, nullptr);
+        Tile::attend_block(smem, me, state, steps, p.scale_log2, nullptr);
       } else {
-        Tile::attend_block(smem, me, state, steps, kScaleLog2, reinterpret_cast<const u8*>(Orders::region(turn, 3).address));
+        Tile::attend_block(smem, me, state, steps, p.scale_log2, reinterpret_cast<const u8*>(Orders::region(turn, 3).address));
       }
       if (flags & kLast) {
         const u64 logs = Orders::region(turn, flags & kFirst ? 4 : 5).address;
-        Tile::write_logs(state, kScaleLog2, reinterpret_cast<float*>(logs), consumer);
+        Tile::write_logs(state, p.scale_log2, reinterpret_cast<float*>(logs), consumer);
         Tile::stage_output(smem, state.o, state.row_sum, consumer, me.task_parity);
       } else {
         Tile::write_state(state, reinterpret_cast<u8*>(Orders::region(turn, 3).address), consumer);
@@ -143,36 +148,35 @@ struct AttentionInterpreter {
     const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
     begin_cta(p, maps, kThreads);
     if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
-    if (threadIdx.x == 0) init_tiles(smem);
-    if (threadIdx.x == 32) init_moves(smem);
+    init(smem);
     if (threadIdx.x / 32 == Consumers * 4) Orders::fetch_start(smem, p);
     __syncthreads();
     if (group < Consumers) {
       registers_increase<kConsumerRegisters>();
       // The two orders are written out: with movers on both sides of them the tiles do not keep to their registers.
       if (Orders::start().of.tiles) {
-        attend(smem, group);
+        attend(smem, p, group);
         named_barrier_sync(kMoverBarrier, Consumers * 128);
         move_on(smem, p, maps, Orders::start().of.recycle);
       } else {
         const u32 role = move_on(smem, p, maps, Orders::start().role);
         join(smem, p, role);
-        if (role != kNone) attend(smem, group);
+        if (role != kNone) attend(smem, p, group);
       }
-      if (threadIdx.x == 0) end_party(p, smem + kEndCount, kParties, smem + Tile::kFinished);
+      if (threadIdx.x == 0) end_party<Signals>(smem, p, kEndCount, kParties);
     } else {
       registers_decrease<kProducerRegisters>();
       const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
       if (lane_id() == 0) {
         if (warp == 3) {
-          Signals::run(smem, p, Tile::kFinished);
+          Signals::run(smem, p);
         } else if (warp < 2) {
           if (warp == 0) {
             load(smem, p, maps);
           } else {
             store(smem, p, maps);
           }
-          end_party(p, smem + kEndCount, kParties, smem + Tile::kFinished);
+          end_party<Signals>(smem, p, kEndCount, kParties);
         }
       }
     }

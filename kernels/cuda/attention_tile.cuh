@@ -130,17 +130,24 @@ struct AttentionTile {
 
   // A thread holds 32 columns of each of two rows; the four lanes of a quad hold the rest of these rows.
   static DEVICE void softmax(float (&s)[64], float (&row_max)[2], float (&row_sum)[2], float (&rescale)[2], float scale) {
+    float m[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-      float m = fmaxf(s[2 * r], s[2 * r + 1]);
+      m[r] = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
-      for (u32 i = 1; i < 16; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-      m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-      m = fmaxf(m, row_max[r]);
-      rescale[r] = exp2_fast((row_max[r] - m) * scale);
-      row_max[r] = m;
-      const float offset = m * scale;
+      for (u32 i = 1; i < 16; ++i) m[r] = fmaxf(m[r], fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+    }
+#pragma unroll
+    for (u32 lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+      for (u32 r = 0; r < 2; ++r) m[r] = fmaxf(m[r], __shfl_xor_sync(~0u, m[r], lanes));
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      m[r] = fmaxf(m[r], row_max[r]);
+      rescale[r] = exp2_fast((row_max[r] - m[r]) * scale);
+      row_max[r] = m[r];
+      const float offset = m[r] * scale;
       float sum = 0.0f;
 #pragma unroll
       for (u32 i = 0; i < 16; ++i) {
@@ -237,6 +244,8 @@ struct AttentionTile {
         wgmma_wait<1>();
         release(smem + kKEmpty + me.k_at.slot * 8);
         me.k_at.template advance<Stages>();
+        // Long there. It ends a basic block: else ptxas may move the release of K below the softmax.
+        mbarrier_wait(smem + kVFull + me.v_at.slot * 8, me.v_at.parity);
         softmax(s, state.row_max, state.row_sum, rescale, scale);
         wgmma_hold(s);
         // The next step's wait stands here because it is a loop: ptxas moves most of the softmax below the wgmma

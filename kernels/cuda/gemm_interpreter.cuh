@@ -39,18 +39,24 @@ struct GemmInterpreter {
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
 
-  static DEVICE void init_tiles(u32 smem) {
-    Tile::init_barriers(smem);
-    for (u32 s = 0; s < kEndSlots; ++s) store_shared(smem + kEnds + s * 4, 0);
-    mbarrier_init(smem + kJoin, 1);
-    store_shared(smem + kEndCount, 0);
-    Orders::init(smem);
-    mbarrier_init_fence();
-  }
-  static DEVICE void init_moves(u32 smem) {
-    Signals::init(smem);
-    Moving::init(smem);
-    mbarrier_init_fence();
+  // All of the CTA waits for it: four threads of as many warps. A barrier's address must be uniform, so that lanes
+  // side by side would take turns.
+  static DEVICE void init(u32 smem) {
+    if (threadIdx.x == 0) {
+      Tile::init_barriers(smem);
+    } else if (threadIdx.x == 32) {
+      Signals::init(smem);
+      mbarrier_init_fence();
+    } else if (threadIdx.x == 64) {
+      mbarrier_init(smem + kJoin, 1);
+      Orders::init(smem);
+      mbarrier_init_fence();
+      store_shared(smem + kEndCount, 0);
+      for (u32 s = 0; s < kEndSlots; ++s) store_shared(smem + kEnds + s * 4, 0);
+    } else if (threadIdx.x == 96) {
+      Moving::init(smem);
+      mbarrier_init_fence();
+    }
   }
 
   // --- warp 8: the loader
@@ -214,8 +220,7 @@ struct GemmInterpreter {
     const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
     begin_cta(p, maps, kGemmThreads);
     if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
-    if (threadIdx.x == 0) init_tiles(smem);
-    if (threadIdx.x == 32) init_moves(smem);
+    init(smem);
     if (threadIdx.x / 32 == kConsumers * 4) Orders::fetch_start(smem, p);
     __syncthreads();
     if (group < kConsumers) {
@@ -230,20 +235,20 @@ struct GemmInterpreter {
         join(smem, p, role);
         if (role != kNone) multiply(smem, group);
       }
-      if (threadIdx.x == 0) end_party(p, smem + kEndCount, kParties, smem + Tile::kFinished);
+      if (threadIdx.x == 0) end_party<Signals>(smem, p, kEndCount, kParties);
     } else {
       registers_decrease<40>();
       const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
       if (lane_id() == 0) {
         if (warp == 3) {
-          Signals::run(smem, p, Tile::kFinished);
+          Signals::run(smem, p);
         } else {
           if (warp == 0) {
             load(smem, p, maps);
           } else {
             store(smem, p, maps, warp - 1);
           }
-          end_party(p, smem + kEndCount, kParties, smem + Tile::kFinished);
+          end_party<Signals>(smem, p, kEndCount, kParties);
         }
       }
     }

@@ -19,10 +19,10 @@ struct Moves {
   static constexpr u32 kEnd = kTask + 4;
 
   static DEVICE void init(u32 smem) {
-    for (u32 s = 0; s < Slots; ++s) {
-      mbarrier_init(smem + kFull + s * 8, 1);
-      store_shared(smem + kParity + s * 4, 0);
-    }
+#pragma unroll
+    for (u32 s = 0; s < Slots; ++s) mbarrier_init(smem + kFull + s * 8, 1);
+#pragma unroll
+    for (u32 s = 0; s < Slots; ++s) store_shared(smem + kParity + s * 4, 0);
   }
 
   static DEVICE void await_slot(u32 smem, u32 slot) {

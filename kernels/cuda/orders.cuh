@@ -37,10 +37,11 @@ struct OrderRing {
     mine.first_order = r.first_order;
   }
 
-  // One thread, turn by turn: claims the CTA's `turn`-th tile. Its order is on its way when this returns.
+  // One thread, turn by turn: claims the CTA's `turn`-th tile. Its order is on its way when this returns. The first tickets
+  // are those of the CTAs that begin in the role, one each.
   static DEVICE void claim(u32 smem, const Program& p, u32 turn) {
     const volatile Role& r = start().of;
-    const u32 t = r.claim == kStrided ? start().cta + turn * r.ctas : atomicAdd(p.words + r.cursor, 1u);
+    const u32 t = r.claim == kStrided ? start().cta + turn * r.ctas : r.ctas + atomicAdd(p.words + r.cursor, 1u);
     const bool some = t < r.tasks;
     const u32 slot = turn % Slots, full = smem + kFull + slot * 8;
     mbarrier_wait(smem + kEmpty + slot * 8, (turn / Slots & 1) ^ 1);
@@ -103,6 +104,9 @@ struct OrderRing {
                  : "=r"(row_bytes), "=r"(steps), "=r"(number), "=r"(flags)
                  : "r"(smem + kOrders + turn % Slots * kBytes + (kSteps - 1) * 4)
                  : "memory");
+    // Uniform, and known to be: the loop over the steps keeps its positions in uniform registers.
+    steps = __shfl_sync(~0u, steps, 0);
+    flags = __shfl_sync(~0u, flags, 0);
   }
   static DEVICE u32 index(u32 smem, u32 turn) { return load_shared(smem + kIndex + turn % Slots * 4); }
   static DEVICE void give_back(u32 smem, u32 turn) { mbarrier_arrive(smem + kEmpty + turn % Slots * 8); }

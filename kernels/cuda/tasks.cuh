@@ -88,17 +88,20 @@ DEVICE void stamp_end(const Program& p, u32 index) {
 
 // Raises the flags of finished tasks from a warp of its own. A fence waits until every write of the SM is acknowledged,
 // microseconds beside traffic over NVLink; who computes or moves does not stand still for it, and one fence serves all
-// tasks that have finished meanwhile. Shared words lie from Control on.
+// tasks that have finished meanwhile. It sleeps at the barrier of the next post: a warp that polls takes issue slots from
+// the consumers, 0.7 % of the time of attention with 192 rows. Shared words lie from Control on.
 template <u32 Control>
 struct Signaller {
   static_assert(Control % 16 == 0, "a post is 16 bytes");
   static constexpr u32 kSlots = 16;
-  static constexpr u32 kHead = Control + kSlots * 16;
+  static constexpr u32 kPosted = Control + kSlots * 16;
+  static constexpr u32 kHead = kPosted + kSlots * 8;
   static constexpr u32 kTail = kHead + 4;
   static constexpr u32 kEnd = kHead + 8;
 
   static DEVICE void init(u32 smem) {
-    for (u32 s = 0; s < kSlots; ++s) store_shared(smem + Control + s * 16, 0);
+#pragma unroll
+    for (u32 s = 0; s < kSlots; ++s) mbarrier_init(smem + kPosted + s * 8, 1);
     store_shared(smem + kHead, 0);
     store_shared(smem + kTail, 0);
   }
@@ -109,43 +112,45 @@ struct Signaller {
       stamp_end(p, index);
       return;
     }
+    put(smem, index, signals, first_signal);
+  }
+  // The CTA's parties are done: no post follows.
+  static DEVICE void end(u32 smem) { put(smem, kNone, 0, 0); }
+
+  static DEVICE void put(u32 smem, u32 index, u32 signals, u32 first_signal) {
     const u32 ticket = add_shared(smem + kHead, 1);
     while (ticket - load_shared(smem + kTail) >= kSlots) {
     }
     const u32 at = smem + Control + ticket % kSlots * 16;
+    store_shared(at, index);
     store_shared(at + 4, first_signal);
     store_shared(at + 8, signals);
-    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(index + 1) : "memory");
+    mbarrier_arrive(smem + kPosted + ticket % kSlots * 8);
   }
 
   // One thread, until the CTA's parties are done and all is raised; it also bounds the launch.
-  static DEVICE void run(u32 smem, const Program& p, u32 finished) {
+  static DEVICE void run(u32 smem, const Program& p) {
     const u64 begin = clock_cycles();
-    u32 tail = 0;
-    for (;;) {
-      // Read before the posts: whoever posts does so before it is done.
-      const bool last = watchdog_is_finished(smem + finished);
-      const u32 posts = raise(smem, p, tail);
-      tail += posts;
-      if (posts > 0) continue;
-      if (last) return;
-      if (clock_cycles() - begin > kWatchdogCycles) __trap();
-      __nanosleep(20);
+    for (u32 tail = 0;;) {
+      while (!mbarrier_try_wait(smem + kPosted + tail % kSlots * 8, tail / kSlots & 1)) {
+        if (clock_cycles() - begin > kWatchdogCycles) __trap();
+      }
+      if (load_shared(smem + Control + tail % kSlots * 16) == kNone) return;
+      tail = raise(smem, p, tail);
     }
   }
 
-  // The flags of all tasks posted so far, behind one fence; returns how many tasks there were.
+  // The flags of all tasks posted so far, of which the `tail`-th is one, behind one fence; returns how many posts were
+  // raised in all.
   static DEVICE u32 raise(u32 smem, const Program& p, u32 tail) {
     u32 posts = 0, remote = 0;
-    for (; posts < kSlots; ++posts) {
+    do {
       const u32 at = smem + Control + (tail + posts) % kSlots * 16;
-      u32 posted;
-      asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(posted) : "r"(at) : "memory");
-      if (posted == 0) break;
+      if (load_shared(at) == kNone) break;
       const u32 first = load_shared(at + 4), count = load_shared(at + 8);
       for (u32 i = 0; i < count; ++i) remote |= p.signals[first + i].remote;
-    }
-    if (posts == 0) return 0;
+      ++posts;
+    } while (posts < kSlots && mbarrier_test(smem + kPosted + (tail + posts) % kSlots * 8, (tail + posts) / kSlots & 1));
     if (remote) {
       fence_system();
     } else {
@@ -163,11 +168,10 @@ struct Signaller {
           flag_add_relaxed(flag, s.add);
         }
       }
-      stamp_end(p, load_shared(at) - 1);
-      store_shared(at, 0);
+      stamp_end(p, load_shared(at));
     }
     store_shared(smem + kTail, tail + posts);
-    return posts;
+    return tail + posts;
   }
 };
 
@@ -238,7 +242,6 @@ DEVICE void push_put(const Program& p, u32 task) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p.fifo + slot), "l"((u64(p.run) << 32) + task + 1) : "memory");
 }
 
-
 // Before the CTA's barriers are there: its last warp, which has the least to do, notes the clocks and has the tensor maps
 // fetched.
 DEVICE void begin_cta(const Program& p, const Maps& maps, u32 threads) {
@@ -251,11 +254,12 @@ DEVICE void begin_cta(const Program& p, const Maps& maps, u32 threads) {
   }
 }
 
-// One of the CTA's parties is done; the watchdog goes home with the last one.
-DEVICE void end_party(const Program& p, u32 count, u32 parties, u32 finished) {
-  if (add_shared(count, 1) + 1 != parties) return;
+// One of the CTA's parties is done; the signaller goes home with the last one.
+template <class Signals>
+DEVICE void end_party(u32 smem, const Program& p, u32 count, u32 parties) {
+  if (add_shared(smem + count, 1) + 1 != parties) return;
   const u64 cycles = clock_cycles(), ns = globaltimer_ns();
-  watchdog_finish(finished);
+  Signals::end(smem);
   CtaTimes& times = p.times[block_index()];
   times.end_cycles = cycles;
   times.end_ns = ns;

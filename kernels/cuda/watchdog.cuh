@@ -11,6 +11,5 @@ DEVICE void watchdog_run(u32 finished) {
   }
 }
 
-DEVICE bool watchdog_is_finished(u32 finished) { return mbarrier_test(finished, 0); }
 DEVICE void watchdog_finish(u32 finished) { mbarrier_arrive(finished); }
 DEVICE void watchdog_init(u32 finished) { mbarrier_init(finished, 1); }

@@ -18,6 +18,9 @@
 //! gathered, so that a put needs no packing. Nothing that a put reads is overwritten in a run: sums go to `result`, not
 //! back to staging, so no wait for `sent` is needed.
 //!
+//! With `node_sum = add` the owner's own tile is stored and opens the chunk for the others' adds. It comes
+//! `open_lead_tiles` earlier in the owner's list than the adds in theirs, so that they find the chunk open.
+//!
 //! Bytes that a rank sends to other nodes: `direct` (N-1) * 2mn/G, `scatter_gather` 2(N-1)/N * 2mn/G. They are equal at
 //! N = 2, where `direct` has one hop less. Who sums a chunk under `scatter_gather` alternates along a row, so all nodes
 //! have work from the start.
@@ -31,8 +34,9 @@
 
 use crate::cluster::{Cluster, Fabric, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
-    TILE_M, TILE_N, TileRule, divides, fits_u32, publish, split_depth_inputs,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, QUEUES, STAGES,
+    Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead_tiles, opening_order, publish,
+    spec_text, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -97,6 +101,7 @@ const OPTIONS: &[OptionSpec] = &[
         doc: "Tiles are added into the owner's staging, or stored locally and pulled by the owner.",
         values: Values::Words(&["add", "pull"]),
     },
+    OPEN_LEAD_TILES,
     OptionSpec {
         name: "double_store",
         doc: "With pull: the node's sum is also stored row-major, and inter_reduce reads that copy.",
@@ -200,6 +205,7 @@ impl Kernel for GemmAr {
             "interleave" => pick("row", "chunk"),
             "slice_order" => pick("absolute", "relative"),
             "node_sum" => pick("pull", "add"),
+            "open_lead_tiles" => Value::Int(if published { 0 } else { open_lead_tiles(cluster) }),
             "double_store" | "nvls" | "end_sync" => Value::Bool(published),
             // Fewer bytes from three nodes on.
             "exchange" if nodes > 2 && problem_width(problem).is_multiple_of(256 * nodes) => {
@@ -226,7 +232,8 @@ impl Kernel for GemmAr {
             kernel: NAME.into(),
             cluster: spec.cluster,
             fabric: spec.fabric,
-            spec: format!("{};{}", spec.problem, spec.options),
+            // Every schedule had this order before there was a choice.
+            spec: spec_text(spec, &["open_lead_tiles=0"]),
             buffers: plan.buffers(),
             flags: plan.flags(),
             launches: plan.launches(),
@@ -314,6 +321,7 @@ struct Plan {
     /// Own chunks between two changes of the slice in compute's list.
     span: u64,
     relative: bool,
+    open_lead_tiles: u64,
     pull: bool,
     double_store: bool,
     nvls: bool,
@@ -371,6 +379,7 @@ impl Plan {
             own_chunks: chunks / sharers,
             span: if options.word("interleave") == "row" { super_m * chunks_across / sharers } else { 1 },
             relative: options.word("slice_order") == "relative",
+            open_lead_tiles: options.int("open_lead_tiles"),
             pull: options.word("node_sum") == "pull" && gpus > 1,
             double_store: options.flag("double_store"),
             nvls: options.flag("nvls") && gpus > 1,
@@ -624,11 +633,16 @@ impl Plan {
     }
 
     fn compute_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
-        for from in (0..self.own_chunks).step_by(self.span as usize) {
+        let spans = self.own_chunks.div_ceil(self.span) as usize;
+        for (index, tiles) in opening_order(spans, self.open_lead()) {
+            let from = index as u64 * self.span;
             let to = (from + self.span).min(self.own_chunks);
             for s in 0..self.gpus {
                 let first = if self.relative { u64::from(rank.gpu) } else { 0 };
                 let slice = (first + s) % self.gpus;
+                if !tiles.has(slice == u64::from(rank.gpu)) {
+                    continue;
+                }
                 for chunk in self.chunks_in(rank, from, to) {
                     for t in 0..self.chunk_tiles {
                         sink(self.tile(rank, slice, chunk, t));
@@ -636,6 +650,12 @@ impl Plan {
                 }
             }
         }
+    }
+
+    /// Spans by which stores that open stand before the adds. None where all GPUs walk the slices in the same order.
+    fn open_lead(&self) -> usize {
+        let tiles = if self.pull || !self.relative { 0 } else { self.open_lead_tiles };
+        tiles.div_ceil(self.span * self.sharers * self.chunk_tiles * self.gpus) as usize
     }
 
     fn tile(&self, rank: Rank, slice: u64, chunk: Chunk, t: u64) -> Task {

@@ -13,13 +13,15 @@
 //!
 //! A chunk is `chunk_tiles` neighbouring tiles of one row block of a slice, tile-major in staging, so that a put needs
 //! no packing. Staging starts from zeros (`staging = helper_zero`) or from the owner's own tile, whose store opens the
-//! chunk for the others' adds (`staging = owner_store`): no zeros to write, no helper launch.
+//! chunk for the others' adds (`staging = owner_store`): no zeros to write, no helper launch. That tile comes
+//! `open_lead_tiles` earlier in the owner's list than the adds in theirs, so that they find the chunk open.
 
 use crate::check::MAX_READY_FLAGS;
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
-    TILE_M, TILE_N, TileRule, divides, fits_u32, publish, split_depth_inputs,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, QUEUES, STAGES,
+    Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead_tiles, opening_order, publish,
+    spec_text, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -70,6 +72,7 @@ const OPTIONS: &[OptionSpec] = &[
         doc: "What the adds start from: zeros of a helper launch, or the owner's own tile.",
         values: Values::Words(&["owner_store", "helper_zero"]),
     },
+    OPEN_LEAD_TILES,
     OptionSpec {
         name: "tile_order",
         doc: "Chunk by chunk through all slices, or a row block of every slice, one slice after the other.",
@@ -140,6 +143,7 @@ impl Kernel for GemmRs {
             "super_m" => Value::Int(if published { 1 } else { 8 }),
             "output" => pick("per_node", "per_rank"),
             "staging" => pick("helper_zero", "owner_store"),
+            "open_lead_tiles" => Value::Int(if published { 0 } else { open_lead_tiles(cluster) }),
             "tile_order" => pick("row_block", "chunk"),
             "early_ready" | "dead_store" => Value::Bool(published),
             "send_order" => Value::Word("any"),
@@ -169,7 +173,7 @@ impl Kernel for GemmRs {
             kernel: NAME.into(),
             cluster: spec.cluster,
             fabric: spec.fabric,
-            spec: spec_text(spec),
+            spec: spec_text(spec, &BEFORE),
             buffers,
             flags,
             launches,
@@ -204,14 +208,8 @@ impl Kernel for GemmRs {
     }
 }
 
-/// What names a schedule in its hash: without `tile_order` and `super_m` where they say the order that every schedule had
-/// before there was a choice, so that what was measured then keeps its hash.
-fn spec_text(spec: &Spec) -> String {
-    let options = spec.options.to_string();
-    let before = ["tile_order=chunk", "super_m=1"];
-    let kept: Vec<&str> = options.split(',').filter(|option| !before.contains(option)).collect();
-    format!("{};{}", spec.problem, kept.join(","))
-}
+/// The order that every schedule had before there was a choice.
+const BEFORE: [&str; 3] = ["tile_order=chunk", "super_m=1", "open_lead_tiles=0"];
 
 /// Tiles of a chunk for a size. Source: mKernel gemm_rs bench table at 68644c9, as in `data/published`.
 const fn chunk_tiles(m: u64) -> u64 {
@@ -243,6 +241,7 @@ struct Plan {
     per_rank: bool,
     owner_store: bool,
     by_row_block: bool,
+    open_lead_tiles: u64,
     early_ready: bool,
     dead_store: bool,
     any_send: bool,
@@ -289,6 +288,7 @@ impl Plan {
             per_rank,
             owner_store: options.word("staging") == "owner_store" && gpus > 1,
             by_row_block: options.word("tile_order") == "row_block",
+            open_lead_tiles: options.int("open_lead_tiles"),
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",
@@ -409,9 +409,11 @@ impl Plan {
         let owners = if self.per_rank { self.nodes } else { 1 };
         let group = if self.by_row_block { self.chunks_across * owners } else { 1 };
         let order: Vec<(u64, u64)> = self.chunk_order(rank).collect();
-        for chunks in order.chunks(group as usize) {
+        let groups: Vec<&[(u64, u64)]> = order.chunks(group as usize).collect();
+        for (index, tiles) in opening_order(groups.len(), self.open_lead(group)) {
+            let chunks = groups[index];
             // The own slice first: its store opens the chunk for the others.
-            for dg in 0..self.gpus {
+            for dg in (0..self.gpus).filter(|&dg| tiles.has(dg == 0)) {
                 let slice = (u64::from(rank.gpu) + dg) % self.gpus;
                 for &(position, dn) in chunks {
                     let row = slice * slice_rows + position / self.chunks_across * bm;
@@ -423,6 +425,12 @@ impl Plan {
                 }
             }
         }
+    }
+
+    /// Groups of `chunks` chunks by which stores that open stand before the adds.
+    fn open_lead(&self, chunks: u64) -> usize {
+        let tiles = if self.owner_store { self.open_lead_tiles } else { 0 };
+        tiles.div_ceil(chunks * self.chunk_tiles * self.gpus) as usize
     }
 
     /// Tile `t` of a chunk of the slice that GPU `dg` ahead owns.

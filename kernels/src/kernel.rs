@@ -297,6 +297,65 @@ pub(crate) const MAIN_LOOP: OptionSpec = OptionSpec {
 pub(crate) const QUEUES: OptionSpec =
     OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } };
 
+/// Lead of the stores that open, see [`opening_order`].
+pub(crate) const OPEN_LEAD_TILES: OptionSpec = OptionSpec {
+    name: "open_lead_tiles",
+    doc: "Tiles by which an owner's own tiles, whose stores open a chunk, come before the adds to it; 0: just before.",
+    values: Values::Int { min: 0, max: 4096 },
+};
+
+/// The `tilewire` default of [`OPEN_LEAD_TILES`].
+///
+/// TUNED: simulated leads of 0 to 512 tiles on h200-1gpu, h200-nvlink, h200-efa and h200-cx7, 2026-11-30. From half a
+/// wave on, adds hardly wait in any split; a longer lead reads more operands again. Where puts follow the adds, the best
+/// splits lose up to 1 % by it: the more adds are open, the later each of them ends, and the first puts with them.
+pub(crate) const fn open_lead_tiles(cluster: Cluster) -> u64 {
+    if cluster.nodes == 1 && cluster.gpus_per_node > 1 { 64 } else { 0 }
+}
+
+/// Which tiles of a group of chunks a step of [`opening_order`] computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tiles {
+    /// Of all slices.
+    All,
+    /// Of the rank's own slice: their stores open the chunks.
+    Own,
+    /// Of the slices of others: they add to chunks that their owners open.
+    Others,
+}
+
+impl Tiles {
+    /// Whether a tile is among them.
+    pub const fn has(self, own: bool) -> bool {
+        match self {
+            Self::All => true,
+            Self::Own => own,
+            Self::Others => !own,
+        }
+    }
+}
+
+/// The order of groups of chunks in compute's list, where the own tiles of a group stand `lead` groups before the others.
+///
+/// All ranks have the same order, so an add never stands, on any rank, before what opens its chunk: every wait leads to
+/// an earlier step, or to the own tiles of the same one.
+pub(crate) fn opening_order(groups: usize, lead: usize) -> impl Iterator<Item = (usize, Tiles)> {
+    let whole = (0..if lead == 0 { groups } else { 0 }).map(|group| (group, Tiles::All));
+    let parts = (0..if lead == 0 { 0 } else { groups + lead }).flat_map(move |step| {
+        let own = (step < groups).then_some((step, Tiles::Own));
+        own.into_iter().chain(step.checked_sub(lead).map(|group| (group, Tiles::Others)))
+    });
+    whole.chain(parts)
+}
+
+/// What names a schedule in its hash: its options but for those that say what every schedule did before there was a
+/// choice, so that what was measured then keeps its hash.
+pub(crate) fn spec_text(spec: &Spec, before: &[&str]) -> String {
+    let options = spec.options.to_string();
+    let kept: Vec<&str> = options.split(',').filter(|option| !before.contains(option)).collect();
+    format!("{};{}", spec.problem, kept.join(","))
+}
+
 /// The operands of a kernel that sums `A_r x B_r` over ranks r: each rank holds its own part of the depth.
 pub(crate) fn split_depth_inputs(spec: &Spec, rank: Rank, a: BufferId, b: BufferId) -> Vec<Slice> {
     let Problem::Gemm { m, n, k } = spec.problem else { return Vec::new() };
@@ -358,5 +417,30 @@ impl TileRule {
     pub fn op(&self, a: Region, b: Region, outs: SmallVec<[TileOut; 1]>) -> Op {
         let tile = self.tile.map(|size| size as u16);
         Op::GemmTile { a, b, outs, tile, stages: self.stages, drain: self.drain, main_loop: self.main_loop }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_tiles_stand_the_lead_before_the_others_and_every_tile_once() {
+        for (groups, lead) in [(0, 0), (0, 2), (1, 0), (1, 3), (5, 0), (5, 1), (5, 2), (5, 5), (5, 9)] {
+            let order: Vec<(usize, Tiles)> = opening_order(groups, lead).collect();
+            let at = |group, own| {
+                let mut places = (0..order.len()).filter(|&i| order[i].0 == group && order[i].1.has(own));
+                let place = places.next().expect("every group");
+                assert_eq!(places.next(), None, "group {group} twice");
+                place
+            };
+            for group in 0..groups {
+                assert!(at(group, true) <= at(group, false), "{groups} groups, lead {lead}: {order:?}");
+                // Between the two lie the own tiles of as many groups as the lead, or of all that are left.
+                let between = (at(group, true)..at(group, false)).filter(|&i| i != at(group, true));
+                let opened = between.filter(|&i| order[i].1.has(true)).count();
+                assert_eq!(opened, lead.min(groups - 1 - group), "{groups} groups, lead {lead}: {order:?}");
+            }
+        }
     }
 }

@@ -287,7 +287,7 @@ section! {
         dependent_us,
         /// Start of one block of a grid with more blocks than SMs.
         block_ns,
-        /// Skew between ranks, host synchronisation and event records of one isolated, timed launch.
+        /// Where launches are timed one by one, how long after the others' the last rank's launch command comes.
         isolated_us,
         /// What one iteration of a published back-to-back loop costs beside its kernels.
         iteration_us,
@@ -303,7 +303,7 @@ section! {
         flag_sigma,
         /// Standard deviation of the relative speed of ranks.
         clock_sigma,
-        /// Delay of one late rank.
+        /// Delay of one late rank, on top of `launch.isolated_us` where launches are timed one by one.
         late_rank_us,
     }
 }

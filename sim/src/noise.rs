@@ -1,4 +1,4 @@
-//! Seeded noise: latency tails, ranks of different speed, one late rank.
+//! Seeded noise: latency tails, ranks of different speed, which rank is late.
 //!
 //! Every consumer has its own stream, split off by a hash of (seed, rank, purpose): one more consumer shifts nothing that
 //! another one draws. The generator is SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
@@ -28,8 +28,6 @@ pub struct Noise {
     pub flag_sigma: f64,
     /// Standard deviation of the logarithm of a rank's speed.
     pub clock_sigma: f64,
-    /// Delay of the late rank, ps.
-    pub late_ps: u64,
 }
 
 impl Noise {

@@ -234,7 +234,6 @@ pub fn tune(
     let lower = loop {
         let best = search.best.map_or(u64::MAX, |b| b.0);
         let Some(&Reverse((lowest, ..))) = boxes.peek() else { break best };
-        let lowest = simulation.timed(lowest);
         if lowest >= best {
             break best;
         }
@@ -245,7 +244,7 @@ pub fn tune(
         let mut batch = Vec::new();
         while batch.len() < BATCH {
             let Some(Reverse((lowest, _, b))) = boxes.pop() else { break };
-            if simulation.timed(lowest) >= best {
+            if lowest >= best {
                 break;
             }
             batch.push(b.candidate(sms));

@@ -100,7 +100,7 @@ struct Descriptors {
       orders.push_back(order);
     }
     for (uint32_t i = 0; i < kSms; ++i) {
-      const bool decided = claim == kStrided && i < tasks.size();
+      const bool decided = i < tasks.size();
       starts.push_back({role, 0, i, decided ? i : kNone, 0, decided ? orders[i] : Order{}});
     }
     program.orders = upload(orders);
@@ -113,6 +113,7 @@ struct Descriptors {
     program.words = words;
     program.blocked = blocked;
     program.times = times;
+    program.scale_log2 = 0.127517432f;
   }
   template <class Kernel>
   Side side(const std::string& name, Kernel kernel, int threads, bool record, bool ticket = false) const {
@@ -253,8 +254,8 @@ static void attention(const char* name, Wired wired_kernel, Kernel kernel, int c
 int main(int argc, char** argv) {
   const int count = argc > 1 ? atoi(argv[1]) : 30;
   const uint64_t bytes = 1ull << 30;
-  CHECK(cudaMalloc(&A, bytes)); CHECK(cudaMalloc(&B, bytes)); CHECK(cudaMalloc(&C, bytes)); CHECK(cudaMalloc(&D, bytes));
-  random_bf16(A, bytes / 2, 1);
+  CHECK(cudaMalloc(&A, 2 * bytes)); CHECK(cudaMalloc(&B, bytes)); CHECK(cudaMalloc(&C, bytes)); CHECK(cudaMalloc(&D, bytes));
+  random_bf16(A, bytes, 1);
   random_bf16(B, bytes / 2, 2);
   CHECK(cudaMemset(D, 0, bytes));
   CHECK(cudaMalloc(&words, 4096));
@@ -268,6 +269,8 @@ int main(int argc, char** argv) {
   gemm(8192, 8192, 512, count);
   gemm(16384, 16384, 1024, count);
   gemm(8192, 512, 8192, count);
+  gemm(16384, 1024, 16384, count);
+  gemm(32768, 2048, 32768, count);
   attention("attention_3_plain", attention_3_plain, attend_192, 3, 64, 1536, 1536, count);
   attention("attention_2_overlap_turns", attention_2_overlap_turns, attend_128, 2, 64, 1536, 1536, count);
   attention("attention_3_plain", attention_3_plain, attend_192, 3, 64, 3072, 3072, count);

@@ -71,24 +71,41 @@ const GEMM_AR: &[Variant] = &[
     &[("node_sum", "pull"), ("double_store", "true"), ("exchange", "scatter_gather"), ("publish", "copy")],
     &[("node_sum", "add"), ("slice_order", "absolute"), ("interleave", "row")],
     &[("super_m", "3"), ("interleave", "row"), ("exchange", "scatter_gather")],
+    &[("node_sum", "add"), ("open_lead_tiles", "0"), ("exchange", "scatter_gather")],
+    &[("node_sum", "add"), ("open_lead_tiles", "1"), ("slice_order", "relative"), ("chunk_tiles", "1")],
+    &[("node_sum", "add"), ("open_lead_tiles", "4096"), ("interleave", "row")],
     &[("intra_order", "in_order"), ("send_order", "in_order"), ("reduce_order", "in_order")],
     &[("end_sync", "true"), ("chunk_tiles", "1"), ("exchange", "scatter_gather")],
     &[("end_sync", "true"), ("publish", "copy"), ("chunk_tiles", "2"), ("nvls", "false")],
 ];
 
+const GEMM_RS: &[Variant] = &[
+    &[],
+    &[("staging", "owner_store"), ("open_lead_tiles", "0")],
+    &[("staging", "owner_store"), ("open_lead_tiles", "1")],
+    &[("staging", "owner_store"), ("open_lead_tiles", "40"), ("super_m", "2")],
+    &[("staging", "owner_store"), ("open_lead_tiles", "1"), ("tile_order", "row_block"), ("output", "per_node")],
+    &[("staging", "owner_store"), ("open_lead_tiles", "4096"), ("chunk_tiles", "1"), ("send_order", "in_order")],
+];
+
 /// Both sets of a kernel with every variant on small clusters; tiles are 16 x 32 x 16.
 pub fn variants(kernel: &'static str, fabric: Fabric) -> Vec<Case> {
-    let gathers = kernel == "ag_gemm";
+    let list = match kernel {
+        "ag_gemm" => AG_GEMM,
+        "gemm_ar" => GEMM_AR,
+        _ => GEMM_RS,
+    };
     let mut cases = Vec::new();
     for (nodes, gpus) in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2), (4, 1), (3, 3)] {
         let (n, g) = (u64::from(nodes), u64::from(gpus));
-        let (shape, chunk) = if gathers {
-            ([64 * n * g, 64, 128], ("chunk_k_steps", "2"))
-        } else {
-            ([64 * g, 128 * n, 32], ("chunk_tiles", "4"))
+        let (shape, chunk) = match kernel {
+            "ag_gemm" => ([64 * n * g, 64, 128], ("chunk_k_steps", "2")),
+            "gemm_ar" => ([64 * g, 128 * n, 32], ("chunk_tiles", "4")),
+            // Several chunks for every rank to sum, so that a lead may be shorter than the list.
+            _ => ([32 * n * g, 256, 32], ("chunk_tiles", "4")),
         };
         for set in [OptionSet::Published, OptionSet::Tilewire] {
-            for variant in if gathers { AG_GEMM } else { GEMM_AR } {
+            for variant in list {
                 let case = Case::new(kernel, set, (nodes, gpus), shape).with(&SMALL_TILES).with(&[chunk]).with(variant);
                 cases.push(Case { fabric, ..case });
             }

@@ -3,4 +3,5 @@
 mod ag_gemm;
 mod case;
 mod gemm_ar;
+mod gemm_rs;
 mod tally;

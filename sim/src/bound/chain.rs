@@ -17,7 +17,8 @@ use tilewire_kernels::schedule::Drain;
 pub(super) struct Window {
     /// It begins no earlier.
     pub head: u64,
-    /// The run ends no earlier than this after it has ended.
+    /// The run ends no earlier than this after it has ended. A rank with a clock of its own counts as ending by its head
+    /// start later, so that all ranks are compared by the late one's clock.
     pub tail: u64,
 }
 
@@ -31,7 +32,7 @@ pub(super) struct Chains {
     pub out: Vec<Window>,
     /// Message of a put.
     pub message: Vec<Window>,
-    /// The end of the last task.
+    /// The end of the last task, by the same clock.
     pub longest: u64,
 }
 
@@ -216,7 +217,8 @@ impl<'a> Forward<'a> {
                 }
             }
         }
-        for (t, task) in program.tasks.iter().enumerate() {
+        self.run_helpers(rank);
+        for (t, task) in c.timed_tasks(program) {
             self.pending[self.task0[rank] + t].start = 1;
             for (gate, wait) in self.gated(program, task) {
                 let run = program.awaited(wait);
@@ -240,9 +242,31 @@ impl<'a> Forward<'a> {
         self.stale = stale;
         for (l, launch) in self.c.launches.iter().enumerate() {
             let tasks = program.roles[launch.roles.clone()].iter().map(|role| role.tasks).sum();
-            self.launches.push((launch.after.len() as u32, tasks, 0));
-            if launch.after.is_empty() {
-                self.events.push(Reverse((self.c.times.launch, rank as u32, LAUNCH, l as u32)));
+            let timed = |&&l: &&u32| !c.launches[l as usize].before_clock;
+            let before = launch.after.iter().filter(timed).count() as u32;
+            self.launches.push((before, tasks, 0));
+            if before == 0 && !launch.before_clock {
+                let start = c.times.launch + c.late.of(rank);
+                self.events.push(Reverse((start, rank as u32, LAUNCH, l as u32)));
+            }
+        }
+    }
+
+    /// What has run before the clock starts has done so by then, at the latest.
+    fn run_helpers(&mut self, rank: usize) {
+        let program = self.program(rank);
+        let helpers = program.roles.iter().filter(|role| self.c.launches[role.launch as usize].before_clock);
+        for task in helpers.flat_map(|role| &program.tasks[role.first as usize..(role.first + role.tasks) as usize]) {
+            self.done += 1;
+            for signal in program.signals_of(task) {
+                self.add(self.target(rank, signal), signal.flag, signal.add, 0);
+            }
+            if task.put != NONE {
+                let put = &program.puts[task.put as usize];
+                self.add(self.number(rank, Offset { dn: put.dn, dg: put.dg }), put.arrived, 1, 0);
+                if put.sent != NONE {
+                    self.add(rank, put.sent, 1, 0);
+                }
             }
         }
     }
@@ -322,7 +346,7 @@ impl<'a> Forward<'a> {
     }
 
     fn end_launch(&mut self, rank: usize, launch: usize, end: u64) {
-        self.longest = self.longest.max(end);
+        self.longest = self.longest.max(end + self.c.head_start(rank));
         for (next, row) in self.c.launches.iter().enumerate() {
             if row.after.contains(&(launch as u32)) {
                 let state = &mut self.launches[rank * self.c.launches.len() + next];
@@ -373,7 +397,7 @@ impl<'a> Forward<'a> {
         for signal in program.signals_of(task) {
             self.raise(rank, signal, if signal.early { main } else { end });
         }
-        let mut last = end;
+        let mut last = end + self.c.head_start(rank);
         if task.put != NONE {
             let (times, put) = (&self.c.times, &program.puts[task.put as usize]);
             let landed = end + times.fifo + times.post + put.flow.work + times.network.max(1);
@@ -382,7 +406,7 @@ impl<'a> Forward<'a> {
             if put.sent != NONE {
                 self.add(rank, put.sent, 1, landed + self.acknowledgement());
             }
-            last = landed;
+            last = last.max(landed + self.c.head_start(target));
         }
         self.done += 1;
         self.longest = self.longest.max(last);
@@ -421,8 +445,8 @@ impl<'a> Forward<'a> {
         let tasks = self.mains.len();
         let mut order: Vec<(u64, u32, u32)> = Vec::with_capacity(tasks);
         for rank in 0..self.c.ranks.len() {
-            let of_rank = &self.mains[self.task0[rank]..self.task0[rank + 1]];
-            order.extend(of_rank.iter().enumerate().map(|(t, &main)| (main, rank as u32, t as u32)));
+            let timed = self.c.timed_tasks(self.program(rank));
+            order.extend(timed.map(|(t, _)| (self.mains[self.task0[rank] + t], rank as u32, t as u32)));
         }
         // Whoever waits for a flag ends its main part after everybody who raises it has ended his.
         order.sort_unstable_by(|a, b| b.cmp(a));
@@ -524,7 +548,9 @@ impl Backward<'_, '_> {
         let role = &program.roles[program.roles.partition_point(|role| role.first + role.tasks <= t)];
         let g = f.task0[rank] + t as usize;
         let signals = program.signals_of(task);
-        let late = self.behind_signals(rank, signals, false).max(self.after_launch[role.launch as usize]);
+        let late = self
+            .behind_signals(rank, signals, false)
+            .max(self.after_launch[role.launch as usize] + f.c.head_start(rank));
         let mut after_main = self.behind_signals(rank, signals, true).max(out_ps(record) + late);
         let mut message = Window::default();
         if task.put != NONE {
@@ -535,7 +561,7 @@ impl Backward<'_, '_> {
             let sent = sent.map(|tail| f.acknowledgement() + tail);
             let post = times.fifo + times.post;
             message.head = f.mains[g] + post;
-            message.tail = times.network.max(1) + arrived.max(sent).unwrap_or(0);
+            message.tail = times.network.max(1) + arrived.max(sent).unwrap_or(0).max(f.c.head_start(target));
             after_main = after_main.max(post + put.flow.work + message.tail);
         }
         self.wait_for(rank, task, role.block_ps + main_ps(&f.c.times, record) + after_main, after_main);

@@ -36,6 +36,8 @@ pub struct LowerBound<'a> {
     chained: Option<(u64, Vec<Vec<Vec<Need>>>)>,
     /// Share of the nominal compute work that the fastest rank has: noise makes ranks differ.
     clock: f64,
+    /// What the protocol adds to every run, ps.
+    added: u64,
 }
 
 /// What the tasks of a role need, by number of CTAs.
@@ -70,16 +72,29 @@ impl<'a> LowerBound<'a> {
             let needs = ranks.map(|rank| need::of_roles(compiled, &chains, rank)).collect();
             (need::of_resources(compiled, &chains).max(chains.longest), needs)
         });
-        Self { compiled, fixed: resources(compiled).max(proxies(compiled)), roles, chained, clock }
+        Self {
+            compiled,
+            fixed: resources(compiled).max(proxies(compiled)),
+            roles,
+            chained,
+            clock,
+            added: simulation.added_ps(),
+        }
     }
 
-    /// No split with at most these CTAs per role (in the order of [`RoleKind::ALL`]) is faster than this, ps.
+    /// No split with at most these CTAs per role (in the order of [`RoleKind::ALL`]) is faster than this, ps; the time is
+    /// that of [`Simulation::time_ps`].
+    ///
+    /// What a rank's CTAs do lies between its own launch and its own end. What ranks do for each other may take from the
+    /// first one's launch until the last one's end. Where clocks are the ranks' own, that is longer than any rank's time by
+    /// the delay of the late one at most; chains know whose end they lead to, and count by the late one's clock.
     pub fn at_most(&self, most: [u32; 4]) -> u64 {
-        let mut bound = self.fixed;
-        for (program, roles) in self.compiled.programs.iter().zip(&self.roles) {
-            bound = bound.max(self.program(program, roles, most));
-        }
-        ((bound as f64 * self.clock) as u64 + self.compiled.times.launch).max(self.chained(most))
+        let from_launch = |ps: u64| (ps as f64 * self.clock) as u64 + self.compiled.times.launch;
+        let programs = self.compiled.programs.iter().zip(&self.roles);
+        let own = programs.map(|(program, roles)| self.program(program, roles, most)).max().unwrap_or(0);
+        let of_all = from_launch(self.fixed).max(self.chained(most));
+        let apart = if self.compiled.isolated { self.compiled.late.ps } else { 0 };
+        from_launch(own).max(of_all.saturating_sub(apart)) + self.added
     }
 
     /// The bound of chains; there is none with noise.
@@ -87,7 +102,7 @@ impl<'a> LowerBound<'a> {
         let Some((fixed, needs)) = &self.chained else { return 0 };
         let mut bound = *fixed;
         for (program, needs) in self.compiled.programs.iter().zip(needs) {
-            for launch in &self.compiled.launches {
+            for launch in self.compiled.launches.iter().filter(|launch| !launch.before_clock) {
                 for r in launch.roles.clone().filter(|&r| program.roles[r].tasks > 0) {
                     let (ctas, lanes, _) = self.workers(program, launch.roles.clone(), r, most);
                     let workers = u128::from(ctas.max(1)) * u128::from(lanes);
@@ -106,7 +121,12 @@ impl<'a> LowerBound<'a> {
     fn program(&self, program: &Program, works: &[RoleWork], most: [u32; 4]) -> u64 {
         let mut ends: Vec<u64> = Vec::with_capacity(self.compiled.launches.len());
         for launch in &self.compiled.launches {
-            let after = launch.after.iter().map(|&l| ends[l as usize] + self.compiled.times.dependent);
+            if launch.before_clock {
+                ends.push(0);
+                continue;
+            }
+            let timed = |&&l: &&u32| !self.compiled.launches[l as usize].before_clock;
+            let after = launch.after.iter().filter(timed).map(|&l| ends[l as usize] + self.compiled.times.dependent);
             let start = after.max().unwrap_or(0);
             let slowest = launch.roles.clone().map(|r| self.role(program, launch.roles.clone(), works, r, most));
             ends.push(start + slowest.max().unwrap_or(0));
@@ -270,14 +290,15 @@ fn work_by_class(compiled: &Compiled, program: &Program) -> Vec<u128> {
             work[class as usize] += u128::from(ps);
         }
     };
-    for task in &program.tasks {
+    for (_, task) in compiled.timed_tasks(program) {
         let record = &compiled.costs[usize::from(task.cost)];
         let form = &record.forms[Form::Whole as usize];
         add(form.main, main_ps(&compiled.times, record));
         add(form.out.class, form.out.work);
-    }
-    for put in &program.puts {
-        add(put.flow.class, put.flow.work);
+        if task.put != NONE {
+            let flow = program.puts[task.put as usize].flow;
+            add(flow.class, flow.work);
+        }
     }
     work
 }
@@ -292,9 +313,11 @@ fn proxies(compiled: &Compiled) -> u64 {
     let threads = times.threads.max(1) as usize;
     let mut busy = vec![0_u64; compiled.ranks.len() * threads];
     for (number, (&rank, &program)) in compiled.ranks.iter().zip(&compiled.program_of).enumerate() {
-        let puts = &compiled.programs[program as usize].puts;
-        let mut commands: Vec<u64> = vec![0; puts.iter().map(|put| usize::from(put.queue) + 1).max().unwrap_or(0)];
-        for put in puts {
+        let program = &compiled.programs[program as usize];
+        let queues = program.puts.iter().map(|put| usize::from(put.queue) + 1).max().unwrap_or(0);
+        let mut commands: Vec<u64> = vec![0; queues];
+        let puts = compiled.timed_tasks(program).filter(|(_, task)| task.put != NONE);
+        for put in puts.map(|(_, task)| &program.puts[task.put as usize]) {
             commands[usize::from(put.queue)] += 1;
             let target = compiled.folded.number(compiled.folded.at(rank, Offset { dn: put.dn, dg: put.dg }));
             let level = compiled.programs[compiled.program_of[target] as usize].countdown[put.arrived as usize];

@@ -41,7 +41,7 @@ pub(super) fn of_resources(c: &Compiled, chains: &Chains) -> u64 {
     let mut loads: Vec<Vec<(Window, u64)>> = vec![Vec::new(); c.ranks.len() * per_rank];
     for (rank, &program) in c.program_of.iter().enumerate() {
         let program = &c.programs[program as usize];
-        for (t, task) in program.tasks.iter().enumerate() {
+        for (t, task) in c.timed_tasks(program) {
             let g = chains.task0[rank] + t;
             let record = &c.costs[usize::from(task.cost)];
             let form = &record.forms[Form::Whole as usize];

@@ -7,6 +7,7 @@
 mod collective;
 mod cost;
 mod hash;
+mod isolated;
 mod key;
 mod loads;
 mod panels;
@@ -16,6 +17,7 @@ mod resource;
 mod times;
 mod units;
 
+pub use isolated::Late;
 pub use program::{
     Cost, CostRecord, Flow, LaunchC, Program, PublishC, PutC, RoleC, SPAN, SignalC, SpanC, TaskC, WaitC, Work,
 };
@@ -28,12 +30,13 @@ use crate::noise::Noise;
 use crate::predict::{Config, Execution, Protocol};
 use cost::Compiler;
 use hash::FastMap;
+use isolated::before_clock;
 use rank::{account, compile_rank, set_countdowns};
 use resource::{capacities, droop};
 use std::collections::HashMap;
 use tilewire_kernels::schedule::side_by_side;
 use tilewire_kernels::{Cluster, Rank, RoleKind, Schedule};
-use units::{ps_from_us, rate};
+use units::rate;
 
 /// No index.
 pub const NONE: u32 = u32::MAX;
@@ -83,6 +86,10 @@ pub struct Compiled {
     pub stale_arrivals: bool,
     /// Noise, when asked for.
     pub noise: Option<Noise>,
+    /// Each launch is timed by itself, on each rank from its own launch command.
+    pub isolated: bool,
+    /// Who comes late.
+    pub late: Late,
     /// The power limit, when it acts on the average of a run.
     pub power: Option<Power>,
     /// Leaf switches, when they are oversubscribed and the cluster has more than one.
@@ -145,11 +152,12 @@ impl Compiled {
 
         let mut launches = Vec::new();
         let mut first_role = 0;
-        for launch in &schedule.launches {
+        for (launch, before_clock) in schedule.launches.iter().zip(before_clock(schedule, config.protocol)) {
             launches.push(LaunchC {
                 name: launch.name.clone(),
                 after: launch.after.iter().map(|&l| l as u32).collect(),
                 roles: first_role..first_role + launch.roles.len(),
+                before_clock,
             });
             first_role += launch.roles.len();
         }
@@ -169,7 +177,7 @@ impl Compiled {
         }
         compiler.make_records();
         for program in &mut programs {
-            account(program, &compiler);
+            account(program, &compiler, &launches);
         }
         set_countdowns(&mut programs, schedule, &representatives, &family_base);
 
@@ -181,6 +189,13 @@ impl Compiled {
             })
             .collect();
         let stale_arrivals = matches!(config.protocol, Protocol::Published { stale_arrivals: true, .. });
+        let noise = config.noise_seed.map(|seed| Noise {
+            seed,
+            network_sigma: machine.noise.network_sigma.value,
+            flag_sigma: machine.noise.flag_sigma.value,
+            clock_sigma: machine.noise.clock_sigma.value,
+        });
+        let late = Late::new(machine, config.protocol, noise.as_ref(), ranks.len(), folded == cluster);
         Ok(Self {
             ranks,
             program_of,
@@ -201,13 +216,9 @@ impl Compiled {
                 let (knee, fixed) = droop(machine, config.clock);
                 Power { knee, fixed }
             }),
-            noise: config.noise_seed.map(|seed| Noise {
-                seed,
-                network_sigma: machine.noise.network_sigma.value,
-                flag_sigma: machine.noise.flag_sigma.value,
-                clock_sigma: machine.noise.clock_sigma.value,
-                late_ps: ps_from_us(machine.noise.late_rank_us.value),
-            }),
+            noise,
+            isolated: config.protocol.is_isolated(),
+            late,
             leaves: leafy.then(|| {
                 let nodes = machine.network.nodes_per_leaf.value;
                 // A GPU that stands for all of its node brings its own share of the links.
@@ -216,6 +227,18 @@ impl Compiled {
                 Leaves { nodes: nodes as u32, link: rate(link) }
             }),
         })
+    }
+
+    /// How long before the late rank's clock a rank's own starts, ps: 0 unless ranks have clocks of their own.
+    pub fn head_start(&self, rank: usize) -> u64 {
+        if self.isolated { self.late.ps - self.late.of(rank) } else { 0 }
+    }
+
+    /// The tasks of a program that run while the clock does.
+    pub fn timed_tasks<'a>(&self, program: &'a Program) -> impl Iterator<Item = (usize, &'a TaskC)> + use<'a, '_> {
+        let timed = program.roles.iter().filter(|role| !self.launches[role.launch as usize].before_clock);
+        let tasks = timed.flat_map(|role| role.first as usize..(role.first + role.tasks) as usize);
+        tasks.map(|task| (task, &program.tasks[task]))
     }
 
     /// What a class takes from the links of its leaves: node offset, rail, bytes/s.

@@ -205,6 +205,8 @@ pub struct LaunchC {
     pub after: Vec<u32>,
     /// Roles, over all launches.
     pub roles: std::ops::Range<usize>,
+    /// It has ended on every rank when the clock starts.
+    pub before_clock: bool,
 }
 
 /// What ranks with one skeleton execute.
@@ -224,11 +226,11 @@ pub struct Program {
     pub roles: Vec<RoleC>,
     /// Flags whose waits all name one level that is also the sum of their adds: that level; 0 otherwise.
     pub countdown: Vec<u32>,
-    /// Bytes (FLOP for the chip) per resource of a rank, over the run.
+    /// Bytes (FLOP for the chip) per resource of a rank, while the clock runs.
     pub totals: Vec<(ResourceKind, u64)>,
     /// Longest single task at full speed.
     pub longest_ps: u64,
-    /// Bytes that the rank sends to other nodes, by puts and in collectives.
+    /// Bytes that the rank sends to other nodes, by puts and in collectives, while the clock runs.
     pub put_bytes: u64,
 }
 

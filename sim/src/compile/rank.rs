@@ -30,6 +30,7 @@ pub(super) fn compile_rank(
         for (r, role) in launch.roles.iter().enumerate() {
             let first = program.tasks.len() as u32;
             let mut panels = Panels::new(compiler.machine);
+            let timed = !launches[l].before_clock;
             let flag = |f: tilewire_kernels::schedule::Flag| family_base[usize::from(f.family.0)] + f.slot;
             schedule.for_each_task(rank, l, r, |task| {
                 let key = cost_key(&task, &table, role, &mut panels);
@@ -75,7 +76,8 @@ pub(super) fn compile_rank(
                     }
                 }
                 if let Op::Collective { kind, src, dst } = &task.op {
-                    program.put_bytes += compiler.node_bytes(*kind, src.bytes().max(dst.bytes()));
+                    let bytes = compiler.node_bytes(*kind, src.bytes().max(dst.bytes()));
+                    program.put_bytes += if timed { bytes } else { 0 };
                 }
                 let mut put = NONE;
                 if let Op::Put { src, dst, queue, publish, arrived, sent } = &task.op {
@@ -89,7 +91,7 @@ pub(super) fn compile_rank(
                     let flow = compiler.put_flow(offset, rail, bytes);
                     let folded = compiler.fold(offset);
                     put = program.puts.len() as u32;
-                    program.put_bytes += bytes;
+                    program.put_bytes += if timed { bytes } else { 0 };
                     program.puts.push(PutC {
                         dn: folded.dn,
                         dg: folded.dg,
@@ -175,8 +177,8 @@ fn spread_lone_spans(program: &mut Program) {
     }
 }
 
-/// Sums over a program's tasks, once their costs are known.
-pub(super) fn account(program: &mut Program, compiler: &Compiler<'_>) {
+/// Sums over a program's tasks, once their costs are known; totals of those that run while the clock does.
+pub(super) fn account(program: &mut Program, compiler: &Compiler<'_>, launches: &[LaunchC]) {
     let mut totals: HashMap<ResourceKind, u128> = HashMap::new();
     // By symmetry, others take from the own rank's resources what it takes from theirs.
     let mut add = |flow: Flow, count: u64| {
@@ -189,9 +191,13 @@ pub(super) fn account(program: &mut Program, compiler: &Compiler<'_>) {
     };
     let mut counts = vec![0_u64; compiler.costs.len()];
     for role in &mut program.roles {
+        let timed = !launches[role.launch as usize].before_clock;
         counts.fill(0);
         for task in &program.tasks[role.first as usize..(role.first + role.tasks) as usize] {
             counts[usize::from(task.cost)] += 1;
+            if timed && task.put != NONE {
+                add(program.puts[task.put as usize].flow, 1);
+            }
         }
         for (record, &count) in compiler.costs.iter().zip(&counts).filter(|(_, count)| **count > 0) {
             let form = record.forms[0];
@@ -202,12 +208,11 @@ pub(super) fn account(program: &mut Program, compiler: &Compiler<'_>) {
             role.work_ps += u128::from(held) * u128::from(count);
             role.collective |= record.work == Work::Collective;
             program.longest_ps = program.longest_ps.max(main + form.out.work);
-            add(Flow { class: form.main, work: main }, count);
-            add(form.out, count);
+            if timed {
+                add(Flow { class: form.main, work: main }, count);
+                add(form.out, count);
+            }
         }
-    }
-    for put in &program.puts {
-        add(put.flow, 1);
     }
     program.totals = totals.into_iter().map(|(kind, total)| (kind, (total / 1_000_000_000_000) as u64)).collect();
     program.totals.sort_unstable();

@@ -74,8 +74,6 @@ pub struct Times {
     pub launch: u64,
     /// Dependent launch.
     pub dependent: u64,
-    /// Isolated launch.
-    pub isolated: u64,
     /// Cost of an iteration of a back-to-back loop.
     pub iteration: u64,
     /// Load until the clock is the sustained one.
@@ -111,7 +109,6 @@ impl Times {
             ordered: machine.fabric.orders_within_queue(),
             launch: ps_from_us(launch.command_us.value),
             dependent: ps_from_us(launch.dependent_us.value),
-            isolated: ps_from_us(launch.isolated_us.value),
             iteration: ps_from_us(launch.iteration_us.value),
             cold: ps_from_us(machine.gpu.cold_ms.value * 1e3),
             sms: machine.gpu.sms.value as u32,

@@ -1,4 +1,6 @@
 //! Launches of a rank: their CTAs start together and the launch ends with its last task.
+//!
+//! Helpers of an isolated launch run first, on all ranks, and a barrier behind them starts the clock.
 
 use super::timers::kind;
 use super::workers::Worker;
@@ -8,7 +10,8 @@ use tilewire_kernels::schedule::Claim;
 /// A launch on a rank.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LaunchState {
-    /// Launches that have to end before.
+    /// Launches that have to end before. For the fused kernel of an isolated launch helpers do not count: a barrier is
+    /// behind them.
     before: u32,
     /// Tasks left.
     left: u32,
@@ -26,15 +29,28 @@ pub(super) struct Rendezvous {
 }
 
 impl<'a> Engine<'a> {
-    /// Sets the state of all launches and commands those that wait for nothing.
-    pub(super) fn command_launches(&mut self, h: &Here<'a>) {
+    /// Sets the state of all launches and commands the helpers that wait for nothing.
+    pub(super) fn command_helpers(&mut self, h: &Here<'a>) {
         for (l, launch) in self.c.launches.iter().enumerate() {
             let left = launch.roles.clone().map(|r| self.t.roles[h.table0 + r].tasks).sum();
-            self.s.launches[h.launch0 + l] =
-                LaunchState { before: launch.after.len() as u32, left, ..LaunchState::default() };
-            if launch.after.is_empty() {
-                let late = self.s.unsteady.get(h.rank).map_or(0, |unsteady| unsteady.late_ps);
-                self.s.timers.push(h.rank, self.c.times.launch + late, kind::LAUNCH, l as u32, 0);
+            let same = |&&other: &&u32| self.c.launches[other as usize].before_clock == launch.before_clock;
+            let before = launch.after.iter().filter(same).count() as u32;
+            self.s.launches[h.launch0 + l] = LaunchState { before, left, ..LaunchState::default() };
+            if launch.before_clock && before == 0 {
+                self.s.timers.push(h.rank, self.c.times.launch, kind::LAUNCH, l as u32, 0);
+            }
+        }
+    }
+
+    /// Commands the launches that wait for nothing, or for nothing but helpers, on every rank; a late rank's come late.
+    pub(super) fn start_clock(&mut self, at: u64) {
+        self.out.clock = at;
+        for rank in 0..self.c.ranks.len() {
+            let start = at + self.c.times.launch + self.c.late.of(rank);
+            for (l, launch) in self.c.launches.iter().enumerate() {
+                if !launch.before_clock && self.s.launches[rank * self.t.launches + l].before == 0 {
+                    self.s.timers.push(rank, start, kind::LAUNCH, l as u32, 0);
+                }
             }
         }
     }
@@ -86,8 +102,16 @@ impl<'a> Engine<'a> {
         state.end = now;
         state.ended = true;
         self.out.rank_ends[h.rank] = self.out.rank_ends[h.rank].max(now);
-        for (next, after) in self.c.launches.iter().map(|l| &l.after).enumerate() {
-            if after.contains(&(launch as u32)) {
+        let before_clock = self.c.launches[launch].before_clock;
+        if before_clock {
+            self.s.helpers -= 1;
+            if self.s.helpers == 0 {
+                // Also those of other ranks: what one rank does reaches another after at least a picosecond.
+                self.start_clock(now + 1);
+            }
+        }
+        for (next, row) in self.c.launches.iter().enumerate() {
+            if row.after.contains(&(launch as u32)) && row.before_clock == before_clock {
                 let state = &mut self.s.launches[h.launch0 + next];
                 state.before -= 1;
                 if state.before == 0 {

@@ -239,6 +239,8 @@ struct RunState {
     /// Flag that a window slot has waited for last.
     slot_flag: Vec<u32>,
     launches: Vec<LaunchState>,
+    /// Launches of all ranks that have to end before the clock starts.
+    helpers: usize,
     proxies: Vec<Proxy>,
     collectives: Vec<Rendezvous>,
     /// With noise, of each rank.
@@ -262,7 +264,6 @@ struct Unsteady {
     network: Stream,
     flags: Stream,
     slowdown: f64,
-    late_ps: u64,
 }
 
 fn refill<T: Clone>(vector: &mut Vec<T>, len: usize, value: T) {
@@ -291,6 +292,7 @@ impl RunState {
         refill(&mut self.slot_next, n * t.roles_per_program * WINDOW, NONE);
         refill(&mut self.slot_flag, n * t.roles_per_program * WINDOW, NONE);
         refill(&mut self.launches, n * t.launches, LaunchState::default());
+        self.helpers = n * c.launches.iter().filter(|launch| launch.before_clock).count();
         self.proxies.resize_with(n, Proxy::default);
         for (proxy, &program) in self.proxies.iter_mut().zip(&c.program_of) {
             let queues = c.programs[program as usize].puts.iter().map(|p| p.queue + 1).max().unwrap_or(0);
@@ -299,12 +301,10 @@ impl RunState {
         self.collectives.clear();
         self.unsteady.clear();
         if let Some(noise) = &c.noise {
-            let late = noise.late_rank(n);
             self.unsteady.extend((0..n).map(|rank| Unsteady {
                 network: noise.stream(rank, Purpose::Network),
                 flags: noise.stream(rank, Purpose::Flag),
                 slowdown: noise.slowdown(rank),
-                late_ps: if rank == late { noise.late_ps } else { 0 },
             }));
         }
         refill(&mut self.computing, n, 0);
@@ -447,7 +447,10 @@ impl<'a> Engine<'a> {
 
     fn run_all(&mut self) -> Result<(), SimError> {
         for rank in 0..self.c.ranks.len() {
-            self.command_launches(&self.here(rank));
+            self.command_helpers(&self.here(rank));
+        }
+        if self.s.helpers == 0 {
+            self.start_clock(0);
         }
         let ranks: Vec<Here<'a>> = (0..self.c.ranks.len()).map(|rank| self.here(rank)).collect();
         self.s.timers.refresh(&self.s.sharing);

@@ -34,6 +34,8 @@ pub struct TaskTime {
 pub struct Run {
     /// Last write visible anywhere, ps.
     pub end: u64,
+    /// When the clock of an isolated launch starts on ranks that are not late: its helpers have ended everywhere, ps.
+    pub clock: u64,
     /// End of each simulated rank.
     pub rank_ends: Vec<u64>,
     /// Tasks completed.

@@ -6,7 +6,7 @@ use tilewire_kernels::schedule::{At, Op};
 use tilewire_sim::compile::{Compiled, Form, ResourceKind};
 use tilewire_sim::engine;
 use tilewire_sim::engine::UNWATCHED;
-use tilewire_sim::{Config, Protocol, Simulation};
+use tilewire_sim::{Config, Execution, Protocol, Simulation};
 
 #[test]
 fn no_resource_carries_more_than_its_capacity_and_all_of_the_bytes() {
@@ -108,13 +108,14 @@ fn busy_wait_and_idle_are_the_time_of_the_ctas() {
     for (nodes, gpus) in [(1, 4), (2, 2), (2, 8)] {
         let fused = SETS.into_iter().flat_map(|set| kernels(set, cluster(nodes, gpus), machine.fabric, 1));
         for case in fused.chain(baselines(cluster(nodes, gpus), machine.fabric)) {
-            for protocol in [Protocol::Fair, isolated, looped] {
-                let config = Config { protocol, ..Config::default() };
+            let folded = [Protocol::Fair, isolated, looped].map(|protocol| (protocol, Execution::Folded));
+            for (protocol, execution) in folded.into_iter().chain([(isolated, Execution::Full)]) {
+                let config = Config { protocol, execution, ..Config::default() };
                 let simulation = Simulation::new(&case.schedule, &machine, &config).expect("compiles");
                 for split in [case.usual_split(), case.split(1), case.split(3)] {
                     let prediction = simulation.predict(&split).expect("runs");
                     for role in &prediction.roles {
-                        let name = format!("{} {split} {protocol:?} {role:?}", case.name);
+                        let name = format!("{} {split} {protocol:?} {execution:?} {role:?}", case.name);
                         let present = f64::from(role.ctas) * prediction.time_us;
                         let sum = role.busy_us + role.wait_us + role.idle_us;
                         assert!((sum - present).abs() <= 1e-9 * present, "{name}: {sum} of {present}");

@@ -6,6 +6,7 @@ mod closed_forms;
 mod completes;
 mod conservation;
 mod determinism;
+mod isolated;
 mod metamorphic;
 mod mirror;
 mod noise;

@@ -79,7 +79,7 @@ fn a_slow_clock_stretches_tiles_only() {
 
 #[test]
 fn streams_are_apart_and_normal() {
-    let noise = Noise { seed: 7, network_sigma: 0.1, flag_sigma: 0.1, clock_sigma: 0.1, late_ps: 0 };
+    let noise = Noise { seed: 7, network_sigma: 0.1, flag_sigma: 0.1, clock_sigma: 0.1 };
     let first = |rank, purpose| noise.stream(rank, purpose).normal();
     let mut seen = Vec::new();
     for rank in 0..50 {

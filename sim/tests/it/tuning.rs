@@ -7,7 +7,7 @@ use tilewire_kernels::{Fabric, RoleKind, RoleSplit, Schedule};
 use tilewire_sim::bound::LowerBound;
 use tilewire_sim::compile::Form;
 use tilewire_sim::tune::{TuneConfig, tune};
-use tilewire_sim::{Config, Machine, Protocol, Simulation};
+use tilewire_sim::{Config, Execution, Machine, Protocol, Simulation};
 
 fn counts(split: &RoleSplit) -> [u32; 4] {
     RoleKind::ALL.map(|kind| split.get(kind))
@@ -44,9 +44,20 @@ fn machines() -> Vec<Machine> {
     ]
 }
 
-fn configs() -> [Config; 4] {
-    let protocol = Protocol::Published { stale_arrivals: true, isolated: false, launches: 8 };
-    [Config::default(), full(), Config { protocol, ..full() }, Config { noise_seed: Some(3), ..full() }]
+const ISOLATED: Protocol = Protocol::Published { stale_arrivals: false, isolated: true, launches: 8 };
+
+fn configs() -> [Config; 7] {
+    let looped = Protocol::Published { stale_arrivals: true, isolated: false, launches: 8 };
+    let of = |protocol| Config { protocol, ..full() };
+    [
+        Config::default(),
+        full(),
+        of(looped),
+        Config { noise_seed: Some(3), ..full() },
+        of(ISOLATED),
+        Config { execution: Execution::Folded, ..of(ISOLATED) },
+        Config { noise_seed: Some(3), ..of(ISOLATED) },
+    ]
 }
 
 #[test]
@@ -60,9 +71,9 @@ fn no_split_beats_its_lower_bound() {
                     let bound = LowerBound::new(&simulation);
                     for _ in 0..4 {
                         let split = random_split(&case.schedule, &mut random);
-                        let end = simulation.run(&split, Form::Whole, false).expect("runs").end;
+                        let time = simulation.time_ps(&split).expect("runs");
                         let least = bound.at_most(counts(&split));
-                        assert!(end >= least, "{} {split} {config:?}: {end} ps beats {least} ps", case.name);
+                        assert!(time >= least, "{} {split} {config:?}: {time} ps beats {least} ps", case.name);
                     }
                 }
             }
@@ -102,7 +113,8 @@ fn bounds_are_tight_where_one_thing_decides() {
 fn chains_bound_random_layers_and_are_exact_where_nothing_is_scarce() {
     let wide: Vec<(&str, f64)> =
         ["nvlink.egress_gbs", "nvlink.ingress_gbs", "gpu.hbm_gbs"].map(|name| (name, 1e5)).to_vec();
-    let plenty = with(narrow(), &wide);
+    // As long as a few copies.
+    let plenty = with(with(narrow(), &wide), &[("launch.isolated_us", 20.0)]);
     let mut closer = 0;
     for seed in 0..200 {
         let schedule = draw(seed, None);
@@ -116,9 +128,11 @@ fn chains_bound_random_layers_and_are_exact_where_nothing_is_scarce() {
         }
         let best = ends.iter().min().expect("twelve");
         assert!(bound.at_most([132, 0, 0, 0]) <= *best, "seed {seed}: {best} ps is the best found");
-        let plenty = Simulation::new(&schedule, &plenty, &full()).expect("compiles");
-        let end = plenty.time_ps(&split(132, 0, 0, 0)).expect("runs");
-        assert_eq!(LowerBound::new(&plenty).at_most([132, 0, 0, 0]), end, "seed {seed}");
+        for config in [full(), Config { protocol: ISOLATED, ..full() }] {
+            let plenty = Simulation::new(&schedule, &plenty, &config).expect("compiles");
+            let time = plenty.time_ps(&split(132, 0, 0, 0)).expect("runs");
+            assert_eq!(LowerBound::new(&plenty).at_most([132, 0, 0, 0]), time, "seed {seed} {config:?}");
+        }
     }
     assert!(closer > 2_200, "{closer} of 2400 bounds within 20 %");
 }

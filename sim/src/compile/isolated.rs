@@ -1,0 +1,62 @@
+//! Launches that are timed one by one: which rank comes late, and what has ended before the clock starts.
+//!
+//! ```text
+//!  all ranks    helper launches ─▶ barrier ─▶ clock
+//!  early ranks                                 ├─ launch ──────── waits for the late one ───── end    the time shown
+//!  late rank                                   ├─ late ─▶ launch ───────────────────────────── end    less, by `late`
+//! ```
+//!
+//! Each rank's event pair starts with its own launch command; the largest time of any rank is shown.
+
+use super::units::ps_from_us;
+use crate::machine::Machine;
+use crate::noise::Noise;
+use crate::predict::Protocol;
+use tilewire_kernels::Schedule;
+use tilewire_kernels::schedule::CtaCount;
+
+/// How late ranks command their launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Late {
+    /// The rank that comes late: drawn by the seed of the noise, without noise the last one.
+    pub rank: usize,
+    /// Its delay, ps: that of an isolated launch and that of the noise together.
+    pub ps: u64,
+    /// Delay of an isolated launch where a rank stands for others, ps. All that it stands for are late alike then: nobody
+    /// waits for anybody, and the delay is added to the time.
+    pub alike_ps: u64,
+}
+
+impl Late {
+    /// `all`: every rank is simulated by itself.
+    pub(super) fn new(machine: &Machine, protocol: Protocol, noise: Option<&Noise>, ranks: usize, all: bool) -> Self {
+        let isolated = if protocol.is_isolated() { ps_from_us(machine.launch.isolated_us.value) } else { 0 };
+        let drawn = noise.map_or(0, |_| ps_from_us(machine.noise.late_rank_us.value));
+        Self {
+            rank: noise.map_or(ranks - 1, |noise| noise.late_rank(ranks)),
+            ps: drawn + if all { isolated } else { 0 },
+            alike_ps: if all { 0 } else { isolated },
+        }
+    }
+
+    /// Delay of a rank, ps.
+    pub fn of(&self, rank: usize) -> u64 {
+        if rank == self.rank { self.ps } else { 0 }
+    }
+}
+
+/// By launch: whether it has ended on every rank before the clock starts. So have those that the fused kernel, the first
+/// launch with CTAs from the split, comes after, when launches are timed one by one.
+pub(super) fn before_clock(schedule: &Schedule, protocol: Protocol) -> Vec<bool> {
+    let launches = &schedule.launches;
+    let mut before = vec![false; launches.len()];
+    let from_split = |l: &usize| launches[*l].roles.iter().any(|role| role.ctas == CtaCount::FromSplit);
+    let fused = (0..launches.len()).find(from_split).filter(|_| protocol.is_isolated());
+    let mut next: Vec<usize> = fused.map_or_else(Vec::new, |fused| launches[fused].after.clone());
+    while let Some(launch) = next.pop() {
+        if !std::mem::replace(&mut before[launch], true) {
+            next.extend(&launches[launch].after);
+        }
+    }
+    before
+}
