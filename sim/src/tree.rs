@@ -57,19 +57,30 @@ impl Tree {
 
     /// Appends the ranks whose time is `time`, the smallest of all, in order.
     pub fn ranks_at(&self, time: u64, ranks: &mut Vec<u32>) {
-        self.descend(1, time, ranks);
-    }
-
-    fn descend(&self, node: usize, time: u64, ranks: &mut Vec<u32>) {
+        // A parent is the minimum of its children: no leaf has a smaller time, and where a node's is larger, so are those
+        // of all leaves below it.
+        let mut node = 1;
         if self.nodes[node] != time {
-            // A parent is the minimum of its children: no leaf below has a smaller time, and this subtree's is larger.
             return;
         }
-        if node >= self.leaves {
+        loop {
+            while node < self.leaves {
+                // If it is not the left child's time, it is the right one's.
+                node = 2 * node + usize::from(self.nodes[2 * node] != time);
+            }
             ranks.push((node - self.leaves) as u32);
-        } else {
-            self.descend(2 * node, time, ranks);
-            self.descend(2 * node + 1, time, ranks);
+            // The next subtree to the right: a brother of this node or of one above.
+            loop {
+                node >>= node.trailing_ones();
+                if node == 0 {
+                    return;
+                }
+                if self.nodes[node + 1] == time {
+                    node += 1;
+                    break;
+                }
+                node /= 2;
+            }
         }
     }
 }

@@ -258,7 +258,7 @@ struct RunState {
     /// Timeline entry whose store is in flight, by worker.
     entry_of_store: Vec<u32>,
     last_carried: Vec<Option<u64>>,
-    tags: Vec<u32>,
+    ended: Vec<u64>,
 }
 
 /// How a rank differs from its nominal self.
@@ -276,7 +276,7 @@ fn refill<T: Clone>(vector: &mut Vec<T>, len: usize, value: T) {
 impl RunState {
     fn reset(&mut self, c: &Compiled, t: &Tables) {
         let n = c.ranks.len();
-        if self.sharing.due().is_empty() {
+        if self.sharing.is_empty() {
             self.sharing = new_sharing(c);
         } else {
             self.sharing.reset();
@@ -316,7 +316,7 @@ impl RunState {
         refill(&mut self.waits, n * t.roles_per_program * t.families, 0);
         refill(&mut self.entry_of_store, n * t.workers, 0);
         refill(&mut self.last_carried, ResourceKind::count(c.times.rails) as usize, None);
-        self.tags.clear();
+        self.ended.clear();
     }
 }
 
@@ -328,16 +328,29 @@ fn new_sharing(c: &Compiled) -> Sharing {
         std::iter::repeat_n((leaves.link, 0), links as usize)
     });
     let mut sharing = Sharing::new(own.chain(leaves));
+    let mixed = main_only(c);
     for (owner, &rank) in c.ranks.iter().enumerate() {
-        for class in &c.classes {
+        for (class, &mixed) in c.classes.iter().zip(&mixed) {
             let own = class.iter().map(|&(offset, kind, demand)| {
                 let target = c.folded.number(c.folded.at(rank, offset)) as u32;
                 (target * per_rank + kind.index(c.times.rails), demand)
             });
-            sharing.add_class(owner as u32, own.chain(leaf_links(c, rank, class)));
+            sharing.add_class(owner as u32, mixed, own.chain(leaf_links(c, rank, class)));
         }
     }
     sharing
+}
+
+/// Classes only of main flows of tasks. Their ends free workers, which go on in an order of their own; ends of outputs and
+/// messages count in the order in which they come.
+fn main_only(c: &Compiled) -> Vec<bool> {
+    let mut main_only = vec![true; c.classes.len()];
+    let outputs = c.costs.iter().flat_map(|record| &record.forms).flat_map(|cost| [cost.out, cost.deferred]);
+    let messages = c.programs.iter().flat_map(|program| &program.puts).map(|put| put.flow);
+    for flow in outputs.chain(messages).filter(|flow| flow.class != NONE) {
+        main_only[flow.class as usize] = false;
+    }
+    main_only
 }
 
 /// The uplink and the downlink that a class of a rank crosses between leaf switches.
@@ -442,22 +455,23 @@ impl<'a> Engine<'a> {
         if self.s.helpers == 0 {
             self.start_clock(0);
         }
-        self.s.timers.refresh(&self.s.sharing, self.t.classes);
+        let ranks: Vec<Here<'a>> = (0..self.c.ranks.len()).map(|rank| self.here(rank)).collect();
+        self.s.timers.refresh(&self.s.sharing);
         let mut round = Vec::new();
         while self.s.timers.advance(&mut round) {
             while !round.is_empty() {
                 for &rank in &round {
-                    let h = self.here(rank as usize);
+                    let h = &ranks[rank as usize];
                     self.s.timers.mark_stale(h.rank);
-                    self.end_flows(&h);
-                    self.fire_timers(&h);
-                    self.advance_workers(&h);
+                    self.end_flows(h);
+                    self.fire_timers(h);
+                    self.advance_workers(h);
                 }
                 self.s.timers.next_round(&mut round);
             }
-            let (classes, timers) = (self.t.classes, &mut self.s.timers);
+            let timers = &mut self.s.timers;
             self.s.sharing.solve(timers.now, |rank| timers.mark_stale(rank as usize));
-            self.s.timers.refresh(&self.s.sharing, classes);
+            self.s.timers.refresh(&self.s.sharing);
             if self.timeline {
                 self.sample_carried();
             }
@@ -467,12 +481,15 @@ impl<'a> Engine<'a> {
     }
 
     fn end_flows(&mut self, h: &Here<'a>) {
+        if !self.s.timers.has_ends(h.rank) {
+            return;
+        }
         let now = self.s.timers.now;
-        let mut tags = std::mem::take(&mut self.s.tags);
-        let first = h.class0 as usize;
-        self.s.sharing.finish(first..first + self.t.classes, now, &mut tags);
-        self.out.events += tags.len() as u64;
-        for tag in tags.drain(..) {
+        let mut ended = std::mem::take(&mut self.s.ended);
+        self.s.sharing.finish(h.rank as u32, now, &mut ended);
+        self.out.events += ended.len() as u64;
+        for class_and_tag in ended.drain(..) {
+            let tag = class_and_tag as u32;
             let id = tag & !ended::KIND;
             match tag & ended::KIND {
                 ended::MAIN => {
@@ -483,7 +500,7 @@ impl<'a> Engine<'a> {
                 _ => self.message_ended(h, id),
             }
         }
-        self.s.tags = tags;
+        self.s.ended = ended;
     }
 
     fn fire_timers(&mut self, h: &Here<'a>) {
@@ -513,14 +530,20 @@ impl<'a> Engine<'a> {
                     self.s.workers[h.worker0 + a as usize].state = State::Collective;
                     self.make_runnable(h, a);
                 }
-                kind::FILL => {
-                    self.s.workers[h.worker0 + a as usize].state = State::Filled;
-                    self.make_runnable(h, a);
-                }
+                kind::FILL => self.filled(h, a),
                 other => unreachable!("timer kind {other}"),
             }
         }
+        while let Some(worker) = self.s.timers.pop_fill(h.rank) {
+            self.out.events += 1;
+            self.filled(h, worker);
+        }
         self.s.flags.adds_have_come(true);
+    }
+
+    fn filled(&mut self, h: &Here<'a>, w: u32) {
+        self.s.workers[h.worker0 + w as usize].state = State::Filled;
+        self.make_runnable(h, w);
     }
 
     fn stuck(&self) -> SimError {

@@ -96,6 +96,8 @@ pub(super) struct Timers {
     pub now: u64,
     ranks: Vec<RankTimers>,
     tree: Tree,
+    /// When the first flow of each rank ends.
+    flows_end: Vec<u64>,
     /// Ranks whose next event may have moved.
     stale: Vec<u32>,
     is_stale: Vec<bool>,
@@ -109,6 +111,8 @@ impl Timers {
         self.ranks.resize_with(ranks, RankTimers::default);
         self.ranks.iter_mut().for_each(RankTimers::clear);
         self.tree.reset(ranks);
+        self.flows_end.clear();
+        self.flows_end.resize(ranks, NEVER);
         self.stale.clear();
         self.is_stale.clear();
         self.is_stale.resize(ranks, false);
@@ -140,18 +144,26 @@ impl Timers {
         }
     }
 
-    /// The next timer of a rank that is due.
+    /// The next worker whose first loads are there by now. Fills come last among simultaneous timers, and their order does
+    /// not matter.
+    pub fn pop_fill(&mut self, rank: usize) -> Option<u32> {
+        let fills = &mut self.ranks[rank].fills;
+        let &(_, worker) = fills.front().filter(|&&(time, _)| time <= self.now)?;
+        fills.pop_front();
+        Some(worker)
+    }
+
+    /// The next timer of a rank that is due; those of [`Timers::push_fill`] apart.
     pub fn pop_due(&mut self, rank: usize) -> Option<Fired> {
         let timers = &mut self.ranks[rank];
-        let due = timers.first().filter(|&(key, _)| (key >> 64) as u64 <= self.now);
-        let Some((key, place)) = due else {
-            // Fills come last among simultaneous timers, and their order does not matter.
-            let &(_, worker) = timers.fills.front().filter(|&&(time, _)| time <= self.now)?;
-            timers.fills.pop_front();
-            return Some(Fired { kind: kind::FILL, a: worker, b: 0 });
-        };
+        let (key, place) = timers.first().filter(|&(key, _)| (key >> 64) as u64 <= self.now)?;
         timers.pop(place);
         Some(Fired { kind: (key >> 56) as u8, a: (key >> 24) as u32, b: key as u32 & MAX_WORD })
+    }
+
+    /// Whether a flow of a rank may end now.
+    pub fn has_ends(&self, rank: usize) -> bool {
+        self.flows_end[rank] <= self.now
     }
 
     pub fn mark_stale(&mut self, rank: usize) {
@@ -189,15 +201,12 @@ impl Timers {
     }
 
     /// Finds the next event of every rank that changed.
-    pub fn refresh(&mut self, sharing: &Sharing, classes: usize) {
+    pub fn refresh(&mut self, sharing: &Sharing) {
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
-            let mut next = self.ranks[rank].next_time();
-            for &due in &sharing.due()[rank * classes..(rank + 1) * classes] {
-                next = next.min(due);
-            }
-            self.tree.set(rank, next);
+            self.flows_end[rank] = sharing.next_end(rank as u32, self.now);
+            self.tree.set(rank, self.ranks[rank].next_time().min(self.flows_end[rank]));
         }
         self.stale.clear();
     }

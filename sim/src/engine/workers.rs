@@ -170,11 +170,15 @@ impl<'a> Engine<'a> {
         if worker.recycled { self.t.home(w).0 } else { usize::from(worker.role) }
     }
 
-    /// Time of a worker's task so far, waits excluded.
-    fn busy_time(&self, h: &Here<'a>, w: u32) -> u64 {
-        let worker = &self.s.workers[h.worker0 + w as usize];
-        let stalled = if worker.stalled { self.s.pauses[h.worker0 + w as usize].stalled } else { 0 };
-        self.s.timers.now - worker.start - stalled
+    /// Accounts the time of a worker's task, which has freed its CTA, waits excluded.
+    #[expect(clippy::inline_always, reason = "one call per task; a call costs as much as the work")]
+    #[inline(always)]
+    fn account(&mut self, h: &Here<'a>, w: u32) {
+        let s = &mut *self.s;
+        let worker = &s.workers[h.worker0 + w as usize];
+        let stalled = if worker.stalled { s.pauses[h.worker0 + w as usize].stalled } else { 0 };
+        let home = if worker.recycled { self.t.home(w).0 } else { usize::from(worker.role) };
+        s.busy[h.role0 + home] += s.timers.now - worker.start - stalled;
     }
 
     /// Moves a worker on as far as it can go now.
@@ -271,7 +275,9 @@ impl<'a> Engine<'a> {
     #[expect(clippy::inline_always, reason = "one call per task each; together they are a tenth of the run time")]
     #[inline(always)]
     fn start(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC, at_once: bool) -> bool {
-        if let Some(wait) = self.first_unmet(h, task.wait0, task.waits[0]) {
+        if task.waits[0] > 0
+            && let Some(wait) = self.first_unmet(h, task.wait0, task.waits[0])
+        {
             self.wait_for(h, w, wait, State::Start);
             return false;
         }
@@ -344,26 +350,22 @@ impl<'a> Engine<'a> {
     #[inline]
     fn begin(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
-        let computing = u64::from(self.s.computing[h.rank]);
         if cost.work == Work::Move {
-            let work = cost.fixed;
-            let crowd = u128::from(cost.crowd) * u128::from(computing);
-            let work = work + (u128::from(work) * crowd / 1_000_000_000) as u64;
+            let mut work = cost.fixed;
+            if cost.crowd > 0 {
+                let crowd = u128::from(cost.crowd) * u128::from(self.s.computing[h.rank]);
+                work += (u128::from(work) * crowd / 1_000_000_000) as u64;
+            }
             return self.run(h, w, cost.main, work);
         }
         let steps = self.s.workers[h.worker0 + w as usize].step;
-        let mut work = u64::from(steps) * cost.step + self.step_flags(h, task, steps);
-        if steps == cost.steps {
-            work += cost.fixed + cost.crowd * computing;
-        }
-        self.run_tile(h, w, cost, work)
+        self.run_tile(h, w, task, cost, (steps, steps))
     }
 
     /// What the flags of so many of a tile's steps cost its loader.
-    #[inline]
     fn step_flags(&self, h: &Here<'a>, task: &TaskC, steps: u32) -> u64 {
         // Without its arithmetic a tile is a task like others.
-        if self.c.times.step_flag == 0 || task.waits[1] == 0 || self.cost_of(task).step == 0 {
+        if self.cost_of(task).step == 0 {
             return 0;
         }
         let first = (task.wait0 + u32::from(task.waits[0])) as usize;
@@ -376,17 +378,29 @@ impl<'a> Engine<'a> {
         flags * self.c.times.step_flag * u64::from(steps) / u64::from(self.cost_of(task).steps.max(1))
     }
 
-    /// Starts a part of a tile's main loop; true when it takes no time.
+    /// Starts so many steps of a tile's main loop, up to a step; true when that takes no time.
     #[inline]
-    fn run_tile(&mut self, h: &Here<'a>, w: u32, cost: &CostRow, work: u64) -> bool {
+    fn run_tile(&mut self, h: &Here<'a>, w: u32, task: &TaskC, cost: &CostRow, (steps, to): (u32, u32)) -> bool {
+        let mut work = u64::from(steps) * cost.step;
+        if task.waits[1] > 0 && self.c.times.step_flag > 0 {
+            work += self.step_flags(h, task, steps);
+        }
+        if to == cost.steps {
+            work += cost.fixed;
+            if cost.crowd > 0 {
+                work += cost.crowd * u64::from(self.s.computing[h.rank]);
+            }
+        }
         if work > 0 {
-            let computing = &mut self.s.computing[h.rank];
-            *computing += 1;
+            self.s.computing[h.rank] += 1;
             self.worker(h, w).computing = true;
         }
-        let work = self.clocked(h.rank, work);
-        let ahead = std::mem::take(&mut self.s.pauses[h.worker0 + w as usize].ahead);
-        self.run(h, w, cost.main, work.saturating_sub(ahead))
+        let mut work = self.clocked(h.rank, work);
+        if self.c.times.ahead_steps > 0 {
+            let ahead = std::mem::take(&mut self.s.pauses[h.worker0 + w as usize].ahead);
+            work = work.saturating_sub(ahead);
+        }
+        self.run(h, w, cost.main, work)
     }
 
     /// The first step that cannot run now, and what holds it back.
@@ -421,10 +435,7 @@ impl<'a> Engine<'a> {
                 self.wait_for(h, w, wait, State::Step);
                 return false;
             }
-            let worker = self.worker(h, w);
-            worker.step = cost.steps;
-            worker.state = State::Main;
-            return true;
+            return self.output(h, w, task);
         }
         let done = self.s.workers[h.worker0 + w as usize].step;
         let mut limit = cost.steps;
@@ -447,11 +458,7 @@ impl<'a> Engine<'a> {
             let delay = fill + self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
             return if delay > 0 { self.fill(h, w, delay) } else { self.begin(h, w, task) };
         }
-        let mut work = u64::from(limit - done) * cost.step + self.step_flags(h, task, limit - done);
-        if limit == cost.steps {
-            work += cost.fixed + cost.crowd * u64::from(self.s.computing[h.rank]);
-        }
-        self.run_tile(h, w, cost, work)
+        self.run_tile(h, w, task, cost, (limit - done, limit))
     }
 
     /// The flow of a task's main part has ended; true when the worker can go on at once.
@@ -459,13 +466,17 @@ impl<'a> Engine<'a> {
     #[inline(always)]
     fn main_ended(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
-        if std::mem::take(&mut self.worker(h, w).computing) {
-            self.s.computing[h.rank] -= 1;
+        let s = &mut *self.s;
+        let worker = &mut s.workers[h.worker0 + w as usize];
+        let step = worker.step;
+        if worker.computing {
+            worker.computing = false;
+            s.computing[h.rank] -= 1;
         }
         if cost.work == Work::Move {
             self.complete(h, w);
             true
-        } else if self.worker(h, w).step < cost.steps {
+        } else if step < cost.steps {
             self.run_steps(h, w, task)
         } else {
             self.output(h, w, task)
@@ -477,7 +488,9 @@ impl<'a> Engine<'a> {
     #[inline(always)]
     fn output(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let first = task.wait0 + u32::from(task.waits[0]) + u32::from(task.waits[1]);
-        if let Some(wait) = self.first_unmet(h, first, task.waits[2]) {
+        if task.waits[2] > 0
+            && let Some(wait) = self.first_unmet(h, first, task.waits[2])
+        {
             self.wait_for(h, w, wait, State::Output);
             return false;
         }
@@ -511,8 +524,7 @@ impl<'a> Engine<'a> {
         if cost.drain == Drain::Overlap {
             worker.storing = true;
             worker.state = State::Free;
-            let home = self.home(h, w);
-            self.s.busy[h.role0 + home] += self.busy_time(h, w);
+            self.account(h, w);
             self.record_task(h, w, NEVER);
             true
         } else {
@@ -540,8 +552,7 @@ impl<'a> Engine<'a> {
             self.record_end(h, w);
         } else {
             worker.state = State::Free;
-            let home = self.home(h, w);
-            self.s.busy[h.role0 + home] += self.busy_time(h, w);
+            self.account(h, w);
             self.make_runnable(h, w);
             self.record_task(h, w, now);
         }
@@ -556,8 +567,7 @@ impl<'a> Engine<'a> {
         worker.state = State::Free;
         let role = usize::from(worker.role);
         let task = &h.program.tasks[worker.task as usize];
-        let home = self.home(h, w);
-        self.s.busy[h.role0 + home] += self.busy_time(h, w);
+        self.account(h, w);
         self.raise_all(h, w, task, 0);
         self.record_task(h, w, now);
         self.task_done(h, role);

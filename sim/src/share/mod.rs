@@ -1,8 +1,9 @@
 //! Shared bandwidth: exact, lazy, weighted max-min fair sharing of resources among classes of flows.
 //!
 //! A **flow** is a piece of a task that would take `work` picoseconds alone. A **class** is a set of flows with the same
-//! demand on the same resources; its members progress alike, so a class keeps one clock `v` (work done per member) and
-//! a list of members by the value of `v` at which they end. A change of rate costs O(1) per class, not per flow.
+//! demand on the same resources. Classes of an owner that cross the same resources, whatever they take of them, may form
+//! a **group**: its members progress alike, so a group keeps one clock `v` (work done per member) and a list of members by
+//! the value of `v` at which they end. A change of rate costs O(1) per group, not per flow.
 //!
 //! **Model.** Every flow progresses at `theta <= 1` of its own full speed. A resource with more demand than capacity
 //! holds back all flows that cross it, in proportion (a saturated memory or link answers everybody later, and a CTA's
@@ -17,10 +18,10 @@
 //! class. Resources whose demand fits their capacity never bind, and flows that cross none that binds run at full speed.
 //! Of the others, only those whose rates a change can reach are solved again.
 
-mod class;
+mod group;
 mod solve;
 
-use class::{Class, Member};
+use group::Group;
 use solve::{Link, Piece, Remainder};
 
 /// `theta` of a flow that nobody holds back.
@@ -29,25 +30,35 @@ pub const FULL_SPEED: u64 = 1 << 32;
 /// "Never".
 pub const NEVER: u64 = u64::MAX;
 
-/// What a solution needs to know of a class.
+/// What differs between the flows of a group, and how many there are.
+#[derive(Clone, Copy)]
+struct Class {
+    group: u32,
+    /// First of its demands in `Sharing::rates`, in the order of the group's resources.
+    rates: u32,
+    members: u32,
+    /// Members that the demand of the resources counts: those at the last solution.
+    counted: u32,
+    touched: bool,
+}
+
+/// What a solution needs to know of a group.
 #[derive(Clone, Copy)]
 struct Crossing {
-    /// First of its resources in `Sharing::crossed`.
+    /// First of its resources in `Sharing::crossed`, and of what it takes from them in `Sharing::demands`.
     resources: u32,
-    /// First of its demands in `Sharing::rates`.
-    rates: u32,
     len: u32,
     /// Which of its resources are marked hot, a bit each; the last bit stands for all from there on.
     hot: u64,
     /// What the caller wants to be told when the next end moves.
     owner: u32,
+    /// Other classes may join.
+    mixed: bool,
 }
 
-/// The little that every solution asks of every class around it.
+/// The little that every solution asks of every group around it.
 #[derive(Clone, Copy, Default)]
 struct Presence {
-    /// Members that the demand of the resources counts: those at the last solution.
-    counted: u32,
     visited: u32,
     /// Had no members at the last solution, and its speed is not found yet.
     fresh: bool,
@@ -101,32 +112,39 @@ const REST: usize = u64::BITS as usize - 1;
 #[derive(Default)]
 pub struct Sharing {
     classes: Vec<Class>,
-    /// When the first member of each class ends; [`NEVER`] when empty.
+    groups: Vec<Group>,
+    /// First group of each owner; one more at the end.
+    first_group: Vec<u32>,
+    /// When the first member of each group ends; [`NEVER`] when empty.
     due: Vec<u64>,
     crossings: Vec<Crossing>,
     presences: Vec<Presence>,
-    /// Classes with counted members, a bit each.
+    /// Groups with counted members, a bit each.
     present: Vec<u64>,
-    /// Resources crossed, class by class.
+    /// Resources crossed, group by group.
     crossed: Vec<u32>,
-    /// Demands in bytes/s at full speed; classes of equal demands share a range.
+    /// What the counted members of a group take of each of them at full speed, bytes/s.
+    demands: Vec<u64>,
+    /// Demands of a member in bytes/s at full speed; classes of equal demands share a range.
     rates: Vec<u64>,
     resources: Vec<Resource>,
-    /// Classes that can cross each resource, resource by resource; made when all classes are known.
+    /// Groups that can cross each resource, resource by resource; made when all classes are known.
     crossing: Vec<u32>,
     /// Where the resource stands among those of each of them.
     positions: Vec<u32>,
-    /// Where each resource's classes begin; one more at the end.
+    /// Where each resource's groups begin; one more at the end.
     crossing_of: Vec<u32>,
-    /// The same classes as words of `present` and bits in them, resource by resource: most classes have no members at a
-    /// time, and are passed over 64 at once.
+    /// The same groups as words of `present` and bits in them, resource by resource: most groups have no members at a time,
+    /// and are passed over 64 at once.
     words: Vec<(u32, u64)>,
     /// Where each resource's words begin; one more at the end.
     words_of: Vec<u32>,
     dirty: Vec<u32>,
-    /// Classes whose membership or speed changed since the last solution.
+    /// Classes of which flows came or went since the last solution.
     touched: Vec<u32>,
-    /// Classes that have come since the last solution.
+    /// Groups whose membership or speed changed since the last solution.
+    touched_groups: Vec<u32>,
+    /// Groups that have come since the last solution.
     fresh: Vec<u32>,
     visit: u32,
     component: Vec<Remainder>,
@@ -145,8 +163,9 @@ impl Sharing {
     }
 
     /// Adds a class whose flows, at full speed, take these bytes/s from these resources (each named once). `owner` is
-    /// what [`Sharing::solve`] names when the class's next end moves.
-    pub fn add_class(&mut self, owner: u32, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
+    /// what [`Sharing::solve`] names when the next end of its classes may have moved; owners are numbers from 0 and come
+    /// one after the other. `mixed`: where its flows stand among those that end together with them does not matter.
+    pub fn add_class(&mut self, owner: u32, mixed: bool, demands: impl IntoIterator<Item = (u32, u64)>) -> u32 {
         let id = self.classes.len() as u32;
         let (resources, rates) = (self.crossed.len(), self.rates.len());
         for (resource, rate) in demands.into_iter().filter(|&(_, rate)| rate > 0) {
@@ -159,19 +178,33 @@ impl Sharing {
         if known.is_some() {
             self.rates.truncate(rates);
         }
-        self.crossings.push(Crossing {
-            resources: resources as u32,
-            rates: known.unwrap_or(rates) as u32,
-            len: len as u32,
-            hot: 0,
-            owner,
-        });
-        self.presences.push(Presence::default());
-        self.present.resize(self.classes.len().div_ceil(64) + 1, 0);
-        self.classes.push(Class::NEW);
-        self.due.push(NEVER);
+        let group = self.group_of(owner, mixed, resources);
+        let rates = known.unwrap_or(rates) as u32;
+        self.classes.push(Class { group, rates, members: 0, counted: 0, touched: false });
         self.crossing_of.clear();
         id
+    }
+
+    /// The owner's mixed group that crosses the last resources of `crossed`, from `first` on; a new group if there is none,
+    /// and for a class that is not mixed.
+    fn group_of(&mut self, owner: u32, mixed: bool, first: usize) -> u32 {
+        let (before, crossed) = self.crossed.split_at(first);
+        let alike = |c: &Crossing| c.mixed && &before[c.resources as usize..(c.resources + c.len) as usize] == crossed;
+        let own = self.crossings.iter().rev().take_while(|c| mixed && c.owner == owner);
+        if let Some(back) = own.map(alike).position(|alike| alike) {
+            self.crossed.truncate(first);
+            return (self.crossings.len() - 1 - back) as u32;
+        }
+        let len = crossed.len() as u32;
+        self.demands.resize(self.crossed.len(), 0);
+        self.crossings.push(Crossing { resources: first as u32, len, hot: 0, owner, mixed });
+        self.presences.push(Presence::default());
+        self.groups.push(Group::NEW);
+        self.first_group.resize(owner as usize + 1, self.groups.len() as u32 - 1);
+        self.first_group.push(self.groups.len() as u32);
+        self.due.push(NEVER);
+        self.present.resize(self.groups.len().div_ceil(64), 0);
+        self.groups.len() as u32 - 1
     }
 
     /// Removes all flows; classes and resources stay.
@@ -179,7 +212,11 @@ impl Sharing {
         for resource in &mut self.resources {
             *resource = Resource::new(resource.capacity, resource.base);
         }
-        self.classes.iter_mut().for_each(Class::reset);
+        for class in &mut self.classes {
+            (class.members, class.counted, class.touched) = (0, 0, false);
+        }
+        self.groups.iter_mut().for_each(Group::reset);
+        self.demands.fill(0);
         for crossing in &mut self.crossings {
             crossing.hot = 0;
         }
@@ -188,43 +225,60 @@ impl Sharing {
         self.due.fill(NEVER);
         self.dirty.clear();
         self.touched.clear();
+        self.touched_groups.clear();
         self.fresh.clear();
         self.visit = 0;
     }
 
-    /// When the first flow of each class ends, at present rates.
-    pub fn due(&self) -> &[u64] {
-        &self.due
+    /// Whether there is no class.
+    pub fn is_empty(&self) -> bool {
+        self.classes.is_empty()
+    }
+
+    /// When the first flow of an owner's classes ends, at the rates of the last solution, which was at `now`; [`NEVER`]
+    /// without flows.
+    pub fn next_end(&self, owner: u32, now: u64) -> u64 {
+        let mut next = NEVER;
+        for &due in &self.due[self.groups_of(owner)] {
+            // Also keeps the loop from being vectorised, which costs more than it saves on so few.
+            if due <= now {
+                return due;
+            }
+            next = next.min(due);
+        }
+        next
+    }
+
+    fn groups_of(&self, owner: u32) -> std::ops::Range<usize> {
+        let owner = owner as usize;
+        self.first_group.get(owner..owner + 2).map_or(0..0, |range| range[0] as usize..range[1] as usize)
     }
 
     /// Flows in a class.
     pub fn active(&self, class: u32) -> usize {
-        self.classes[class as usize].members() as usize
+        self.classes[class as usize].members as usize
     }
 
     /// Present speed of a class, 32 fractional bits.
     pub fn theta(&self, class: u32) -> u64 {
-        self.classes[class as usize].theta
+        self.groups[self.classes[class as usize].group as usize].theta
     }
 
     /// Bytes/s that a resource carries now.
     pub fn carried(&self, resource: u32) -> u64 {
         let mut sum = 0_u128;
-        for (class, crossing) in self.classes.iter().zip(&self.crossings) {
-            if let Some((_, rate)) = self.demands(crossing).find(|d| d.0 == resource) {
-                sum += u128::from(class.members()) * u128::from(rate) * u128::from(class.theta);
+        for class in &self.classes {
+            let crossing = &self.crossings[class.group as usize];
+            let crossed = &self.crossed[crossing.resources as usize..(crossing.resources + crossing.len) as usize];
+            if let Some(position) = crossed.iter().position(|&r| r == resource) {
+                let demand = u128::from(class.members) * u128::from(self.rates[class.rates as usize + position]);
+                sum += demand * u128::from(self.groups[class.group as usize].theta);
             }
         }
         (sum >> 32) as u64
     }
 
-    fn demands(&self, crossing: &Crossing) -> impl Iterator<Item = (u32, u64)> {
-        let (resources, rates) = (crossing.resources as usize, crossing.rates as usize);
-        let len = crossing.len as usize;
-        self.crossed[resources..resources + len].iter().copied().zip(self.rates[rates..rates + len].iter().copied())
-    }
-
-    /// Lists the classes that cross each resource.
+    /// Lists the groups that cross each resource.
     fn find_crossing(&mut self) {
         let mut next = vec![0_u32; self.resources.len() + 1];
         for &resource in &self.crossed {
@@ -249,9 +303,9 @@ impl Sharing {
         self.words_of = vec![0];
         for resource in 0..self.resources.len() as u32 {
             let first = self.words.len();
-            // Classes are listed in the order of their numbers.
-            for &class in &self.crossing[self.crossing_range(resource)] {
-                let (word, bit) = (class / 64, 1 << (class % 64));
+            // Groups are listed in the order of their numbers.
+            for &group in &self.crossing[self.crossing_range(resource)] {
+                let (word, bit) = (group / 64, 1 << (group % 64));
                 match self.words[first..].last_mut() {
                     Some(last) if last.0 == word => last.1 |= bit,
                     _ => self.words.push((word, bit)),
@@ -267,27 +321,36 @@ impl Sharing {
     #[inline(always)]
     pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32) {
         let c = &mut self.classes[class as usize];
-        if c.idle {
-            (c.v, c.since, c.theta, c.idle) = (0, now, FULL_SPEED, false);
-        }
-        let ends = c.clock(now) + (u128::from(work) << 32);
-        c.insert(Member::new(ends, tag));
+        c.members += 1;
         if !c.touched {
             c.touched = true;
             self.touched.push(class);
         }
+        let group = &mut self.groups[c.group as usize];
+        if group.idle {
+            (group.v, group.since, group.theta, group.idle) = (0, now, FULL_SPEED, false);
+        }
+        let ends = group.clock(now) + (u128::from(work) << 32);
+        group.insert(ends, class, tag);
     }
 
-    /// Removes the flows of some neighbouring classes that have ended by `now`, and appends their tags, class by class
-    /// in the order of their ends.
-    pub fn finish(&mut self, classes: std::ops::Range<usize>, now: u64, ended: &mut Vec<u32>) {
-        let first = classes.start;
-        for (i, _) in self.due[classes].iter().enumerate().filter(|&(_, &due)| due <= now) {
-            let class = &mut self.classes[first + i];
-            class.finish(now, ended);
+    /// Removes the flows of an owner's classes that have ended by `now`, and appends their tags (in the low halves): class by
+    /// class, those that are `mixed` in the place of the first they are mixed with, in the order of their ends.
+    pub fn finish(&mut self, owner: u32, now: u64, ended: &mut Vec<u64>) {
+        let first = ended.len();
+        let groups = self.groups_of(owner);
+        for (group, &due) in self.groups[groups.clone()].iter_mut().zip(&self.due[groups]) {
+            if due <= now {
+                group.finish(now, ended);
+            }
+        }
+        for class_and_tag in &ended[first..] {
+            let id = (class_and_tag >> 32) as u32;
+            let class = &mut self.classes[id as usize];
+            class.members -= 1;
             if !class.touched {
                 class.touched = true;
-                self.touched.push((first + i) as u32);
+                self.touched.push(id);
             }
         }
     }
@@ -314,10 +377,10 @@ impl Sharing {
                 self.solve_resource(r, now);
             }
         }
-        while let Some(class) = self.fresh.pop() {
-            if std::mem::take(&mut self.presences[class as usize].fresh) && self.crossings[class as usize].hot != 0 {
-                self.presences[class as usize].fresh = true;
-                self.solve_class(class, now);
+        while let Some(group) = self.fresh.pop() {
+            if std::mem::take(&mut self.presences[group as usize].fresh) && self.crossings[group as usize].hot != 0 {
+                self.presences[group as usize].fresh = true;
+                self.solve_group(group, now);
             }
         }
         for i in 0..self.dirty.len() {
@@ -329,66 +392,83 @@ impl Sharing {
             }
         }
         self.dirty.clear();
-        for &class in &self.touched {
-            let c = &mut self.classes[class as usize];
-            c.touched = false;
-            let due = c.next_end(now);
-            if self.due[class as usize] != due {
-                self.due[class as usize] = due;
-                changed(self.crossings[class as usize].owner);
+        for &group in &self.touched_groups {
+            let g = &mut self.groups[group as usize];
+            g.touched = false;
+            let due = g.next_end(now);
+            if self.due[group as usize] != due {
+                self.due[group as usize] = due;
+                changed(self.crossings[group as usize].owner);
             }
         }
-        self.touched.clear();
+        self.touched_groups.clear();
     }
 
-    /// Brings the demand of the resources up to date with the members of the touched classes.
+    /// Brings the demand of groups and resources up to date with the members of the touched classes.
     fn count_members(&mut self) {
+        let (classes, groups, resources) = (&mut *self.classes, &mut *self.groups, &mut *self.resources);
+        let (crossings, crossed, rates) = (&*self.crossings, &*self.crossed, &*self.rates);
         for &class in &self.touched {
-            let c = &mut self.classes[class as usize];
-            let counted = &mut self.presences[class as usize].counted;
-            let members = c.members();
-            c.idle = members == 0;
-            if members == *counted {
+            let c = &mut classes[class as usize];
+            c.touched = false;
+            let group = &mut groups[c.group as usize];
+            if !group.touched {
+                group.touched = true;
+                self.touched_groups.push(c.group);
+            }
+            if c.members == c.counted {
                 continue;
             }
-            let change = i64::from(members) - i64::from(*counted);
-            let comes = *counted == 0;
-            *counted = members;
-            let crossing = &self.crossings[class as usize];
-            let mut theta = i128::from(c.theta);
-            if comes {
-                // It takes nothing before it has a speed.
-                theta = 0;
-                self.presences[class as usize].fresh = true;
-                self.fresh.push(class);
-            }
-            let (word, bit) = (class as usize / 64, 1 << (class % 64));
-            self.present[word] = if members > 0 { self.present[word] | bit } else { self.present[word] & !bit };
-            let (first, len) = (crossing.resources as usize, crossing.len as usize);
-            let rates = &self.rates[crossing.rates as usize..crossing.rates as usize + len];
-            for (&r, &rate) in self.crossed[first..first + len].iter().zip(rates) {
-                let resource = &mut self.resources[r as usize];
+            let change = i64::from(c.members) - i64::from(c.counted);
+            c.counted = c.members;
+            let (word, bit) = (c.group as usize / 64, 1 << (c.group % 64));
+            // A group that comes takes nothing before it has a speed.
+            let theta = if self.present[word] & bit == 0 { 0 } else { i128::from(group.theta) };
+            let crossing = &crossings[c.group as usize];
+            let range = crossing.resources as usize..(crossing.resources + crossing.len) as usize;
+            let rates = &rates[c.rates as usize..(c.rates + crossing.len) as usize];
+            for ((&r, &rate), demand) in crossed[range.clone()].iter().zip(rates).zip(&mut self.demands[range]) {
+                let resource = &mut resources[r as usize];
                 let more = rate as i64 * change;
+                *demand = demand.wrapping_add_signed(more);
                 resource.demand = resource.demand.wrapping_add_signed(more);
-                resource.load = resource.load.wrapping_add_signed(i128::from(more) * theta);
-                // One that binds neither before nor after holds nobody back.
-                if !resource.dirty && (resource.hot || resource.demand > resource.capacity) {
+                if !resource.hot && resource.demand <= resource.capacity {
+                    // Binds neither before nor after: it holds nobody back.
+                    continue;
+                }
+                if resource.level == NEVER {
+                    resource.load = resource.load.wrapping_add_signed(i128::from(more) * theta);
+                }
+                if !resource.dirty {
                     resource.dirty = true;
                     self.dirty.push(r);
                 }
             }
         }
+        self.touched.clear();
+        for &group in &self.touched_groups {
+            let g = &mut self.groups[group as usize];
+            g.idle = g.is_empty();
+            let (word, bit) = (group as usize / 64, 1 << (group % 64));
+            if g.idle {
+                self.present[word] &= !bit;
+            } else if self.present[word] & bit == 0 {
+                self.present[word] |= bit;
+                self.presences[group as usize].fresh = true;
+                self.fresh.push(group);
+            }
+        }
     }
 
-    fn set_theta(&mut self, class: u32, now: u64, theta: u64) {
-        let c = &mut self.classes[class as usize];
-        if c.theta != theta {
-            c.v = c.clock(now);
-            c.since = now;
-            c.theta = theta;
-            if !c.touched {
-                c.touched = true;
-                self.touched.push(class);
+    fn set_theta(&mut self, group: u32, now: u64, theta: u64) {
+        let g = &mut self.groups[group as usize];
+        if g.theta != theta {
+            g.v = g.clock(now);
+            g.since = now;
+            g.theta = theta;
+            if !g.touched {
+                g.touched = true;
+                self.touched_groups.push(group);
             }
         }
     }

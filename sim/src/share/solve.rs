@@ -12,7 +12,7 @@
 //! Flows that cross others too are no faster than the levels of those. Should the second and the third kind be found again
 //! and again, all that hangs together is solved at once.
 
-use super::{FULL_SPEED, NEVER, REST, Resource, Sharing};
+use super::{Crossing, FULL_SPEED, NEVER, REST, Resource, Sharing};
 
 /// A resource that is solved again.
 #[derive(Clone, Copy)]
@@ -23,8 +23,6 @@ pub(super) struct Remainder {
     open: u64,
     base: u64,
     resource: u32,
-    /// The newest of its links: a list through `Sharing::links`.
-    last_link: u32,
     /// The `theta` at which it is full; [`NEVER`] when no flow is left that it could hold back.
     level: u64,
     /// The level at which it was full.
@@ -32,9 +30,6 @@ pub(super) struct Remainder {
     /// Something was given away since the level was found.
     changed: bool,
 }
-
-/// End of a list of links.
-const NO_LINK: u32 = u32::MAX;
 
 /// Times that resources may be added to a solution before all that hangs together is.
 const SPREADS: u32 = 4;
@@ -46,7 +41,6 @@ impl Remainder {
             open: resource.demand,
             base: resource.base,
             resource: r,
-            last_link: NO_LINK,
             level: NEVER,
             full_at: NEVER,
             changed: true,
@@ -72,11 +66,17 @@ impl Remainder {
     }
 }
 
-/// A class that crosses a resource that is solved again.
+/// What a solution begins with.
+#[derive(Clone, Copy)]
+enum Seed {
+    Resource(u32),
+    Group(u32),
+}
+
+/// A group that crosses a resource that is solved again.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
-    class: u32,
-    members: u32,
+    group: u32,
     /// Its resources that are solved again, in `Sharing::links`.
     links: (u32, u32),
     /// The lowest level of its other resources, at most [`FULL_SPEED`].
@@ -85,17 +85,17 @@ pub(super) struct Piece {
     before: u64,
     /// Level at which it was frozen, [`NEVER`] until then.
     level: u64,
+    /// It may be held back by resources that are not solved again.
+    crosses_others: bool,
 }
 
-/// A resource of a class while both are solved again.
+/// A resource of a group while both are solved again.
 #[derive(Clone, Copy)]
 pub(super) struct Link {
-    rate: u64,
+    /// What the group takes of it at full speed.
+    demand: u64,
     /// Place among the remainders.
     place: u32,
-    piece: u32,
-    /// The link of the same resource before this one.
-    before: u32,
 }
 
 impl Resource {
@@ -109,23 +109,36 @@ impl Resource {
     }
 }
 
-/// Positions of a class's resources that may hold it back, given what it knows of them.
-fn hot_positions(mut hot: u64, len: usize) -> impl Iterator<Item = usize> {
-    let rest = if hot >> REST == 0 { 0 } else { len - REST };
-    hot &= (1 << REST) - 1;
-    let few = std::iter::from_fn(move || {
-        (hot != 0).then(|| {
-            let position = hot.trailing_zeros() as usize;
-            hot &= hot - 1;
-            position
-        })
-    });
-    // Few classes cross so many resources.
-    few.chain((REST..REST + rest).take(rest))
+/// Positions of a group's resources that may hold it back, given what it knows of them.
+struct HotPositions {
+    few: u64,
+    /// Few groups cross so many.
+    rest: std::ops::Range<usize>,
+}
+
+impl HotPositions {
+    fn of(crossing: &Crossing) -> Self {
+        let end = if crossing.hot >> REST == 0 { REST } else { crossing.len as usize };
+        Self { few: crossing.hot & ((1 << REST) - 1), rest: REST..end }
+    }
+}
+
+impl Iterator for HotPositions {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        if self.few == 0 {
+            return self.rest.next();
+        }
+        let position = self.few.trailing_zeros() as usize;
+        self.few &= self.few - 1;
+        Some(position)
+    }
 }
 
 impl Sharing {
-    /// Tells the classes that cross a resource whether it may hold them back.
+    /// Tells the groups that cross a resource whether it may hold them back.
     pub(super) fn mark(&mut self, r: u32, hot: bool) {
         let resource = &mut self.resources[r as usize];
         resource.hot = hot;
@@ -133,8 +146,8 @@ impl Sharing {
         resource.pending = hot;
         resource.level = NEVER;
         let range = self.crossing_range(r);
-        for (&c, &position) in self.crossing[range.clone()].iter().zip(&self.positions[range]) {
-            let crossing = &mut self.crossings[c as usize];
+        for (&group, &position) in self.crossing[range.clone()].iter().zip(&self.positions[range]) {
+            let crossing = &mut self.crossings[group as usize];
             if hot {
                 crossing.hot |= 1 << (position as usize).min(REST);
             } else if (position as usize) < REST {
@@ -149,24 +162,22 @@ impl Sharing {
 
     /// Solves a resource again and what hangs on it.
     pub(super) fn solve_resource(&mut self, seed: u32, now: u64) {
-        self.solve_around(now, |sharing, _| sharing.join(seed));
+        self.solve_around(now, Seed::Resource(seed));
     }
 
-    /// Finds the speed of a class that has come and crosses no resource with a level.
-    pub(super) fn solve_class(&mut self, class: u32, now: u64) {
-        self.solve_around(now, |sharing, all| sharing.add_piece(class, all));
+    /// Finds the speed of a group that has come and crosses no resource with a level.
+    pub(super) fn solve_group(&mut self, group: u32, now: u64) {
+        self.solve_around(now, Seed::Group(group));
     }
 
-    fn solve_around(&mut self, now: u64, seed: impl Fn(&mut Self, bool)) {
+    fn solve_around(&mut self, now: u64, seed: Seed) {
         let mut spreads = 0;
         loop {
             self.visit += 1;
             self.component.clear();
             self.pieces.clear();
             self.links.clear();
-            let all = spreads == SPREADS;
-            seed(self, all);
-            self.collect(all);
+            self.collect(seed, spreads == SPREADS);
             self.fill();
             if !self.spread() {
                 break;
@@ -176,68 +187,71 @@ impl Sharing {
         self.commit(now);
     }
 
-    /// A resource is solved again.
-    fn join(&mut self, r: u32) {
-        let resource = &mut self.resources[r as usize];
-        resource.visited = self.visit;
-        resource.place = self.component.len() as u32;
-        self.component.push(Remainder::of(r, resource));
-    }
-
     /// Finds all that hangs on what is solved again and has to be with it; `all`: all that hangs on it.
-    fn collect(&mut self, all: bool) {
+    fn collect(&mut self, seed: Seed, all: bool) {
+        let Self { component, links, pieces, visit, .. } = self;
+        let visit = *visit;
+        let (words, words_of, present) = (self.words.as_slice(), self.words_of.as_slice(), self.present.as_slice());
+        let (crossings, crossed, demands) = (&*self.crossings, &*self.crossed, &*self.demands);
+        let (resources, presences) = (&mut *self.resources, &mut *self.presences);
+        let join = |component: &mut Vec<Remainder>, r: u32, resource: &mut Resource| {
+            resource.visited = visit;
+            resource.place = component.len() as u32;
+            component.push(Remainder::of(r, resource));
+        };
+        let only;
+        let mut groups: &[(u32, u64)] = &[];
+        match seed {
+            Seed::Resource(r) => join(component, r, &mut resources[r as usize]),
+            Seed::Group(group) => {
+                only = [(group / 64, 1 << (group % 64))];
+                groups = &only;
+            }
+        }
         let mut next = 0;
-        while let Some(remainder) = self.component.get(next) {
-            next += 1;
-            let r = remainder.resource as usize;
-            for i in self.words_of[r] as usize..self.words_of[r + 1] as usize {
-                let (word, crossing) = self.words[i];
-                let mut bits = crossing & self.present[word as usize];
+        loop {
+            for &(word, crossing) in groups {
+                let mut bits = crossing & present[word as usize];
                 while bits != 0 {
-                    let class = word * 64 + bits.trailing_zeros();
+                    let group = word * 64 + bits.trailing_zeros();
                     bits &= bits - 1;
-                    if self.presences[class as usize].visited != self.visit {
-                        self.add_piece(class, all);
+                    let presence = &mut presences[group as usize];
+                    if presence.visited == visit {
+                        continue;
                     }
+                    presence.visited = visit;
+                    let crossing = &crossings[group as usize];
+                    let range = crossing.resources as usize..(crossing.resources + crossing.len) as usize;
+                    let (crossed, demands) = (&crossed[range.clone()], &demands[range]);
+                    let (first, mut cap, mut crosses_others) = (links.len() as u32, FULL_SPEED, false);
+                    for position in HotPositions::of(crossing) {
+                        let r = crossed[position];
+                        let resource = &mut resources[r as usize];
+                        if resource.visited != visit {
+                            if !(resource.pending || all && resource.hot) {
+                                cap = cap.min(resource.level);
+                                crosses_others = true;
+                                continue;
+                            }
+                            join(component, r, resource);
+                        }
+                        links.push(Link { demand: demands[position], place: resource.place });
+                    }
+                    pieces.push(Piece {
+                        group,
+                        links: (first, links.len() as u32),
+                        cap,
+                        before: if presence.fresh { 0 } else { self.groups[group as usize].theta },
+                        level: NEVER,
+                        crosses_others,
+                    });
                 }
             }
+            let Some(remainder) = component.get(next) else { break };
+            let r = remainder.resource as usize;
+            groups = &words[words_of[r] as usize..words_of[r + 1] as usize];
+            next += 1;
         }
-    }
-
-    /// Lists a class and its resources.
-    fn add_piece(&mut self, class: u32, all: bool) {
-        let Self { crossings, crossed, rates, resources, component, links, pieces, visit, .. } = self;
-        let presence = &mut self.presences[class as usize];
-        presence.visited = *visit;
-        let crossing = &crossings[class as usize];
-        let len = crossing.len as usize;
-        let crossed = &crossed[crossing.resources as usize..crossing.resources as usize + len];
-        let rates = &rates[crossing.rates as usize..crossing.rates as usize + len];
-        let (first, mut cap) = (links.len() as u32, FULL_SPEED);
-        for position in hot_positions(crossing.hot, len) {
-            let r = crossed[position];
-            let resource = &mut resources[r as usize];
-            if resource.visited != *visit {
-                if !(resource.pending || all && resource.hot) {
-                    cap = cap.min(resource.level);
-                    continue;
-                }
-                resource.visited = *visit;
-                resource.place = component.len() as u32;
-                component.push(Remainder::of(r, resource));
-            }
-            let place = resource.place;
-            let before = std::mem::replace(&mut component[place as usize].last_link, links.len() as u32);
-            links.push(Link { rate: rates[position], place, piece: pieces.len() as u32, before });
-        }
-        pieces.push(Piece {
-            class,
-            members: presence.counted,
-            links: (first, links.len() as u32),
-            cap,
-            before: if presence.fresh { 0 } else { self.classes[class as usize].theta },
-            level: NEVER,
-        });
     }
 
     /// Finds the levels of the pieces, the lowest first.
@@ -247,9 +261,8 @@ impl Sharing {
             piece.level = level;
             for link in &links[piece.links.0 as usize..piece.links.1 as usize] {
                 let remainder = &mut component[link.place as usize];
-                let demand = u64::from(piece.members) * link.rate;
-                remainder.left -= u128::from(demand) * u128::from(level);
-                remainder.open -= demand;
+                remainder.left -= u128::from(link.demand) * u128::from(level);
+                remainder.open -= link.demand;
                 remainder.changed = true;
             }
         };
@@ -272,36 +285,31 @@ impl Sharing {
                 }
                 break;
             }
-            // Who is frozen is decided before anything is given away, so that the order does not matter.
-            for full in component.iter_mut().filter(|remainder| remainder.level == lowest) {
-                full.full_at = lowest;
-                let mut link = full.last_link;
-                while link != NO_LINK {
-                    let Link { piece, before, .. } = links[link as usize];
-                    let piece = &mut pieces[piece as usize];
-                    if piece.level == NEVER {
-                        piece.cap = lowest;
-                    }
-                    link = before;
-                }
+            for remainder in component.iter_mut().filter(|remainder| remainder.level == lowest) {
+                remainder.full_at = lowest;
             }
-            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER && piece.cap == lowest) {
-                freeze(component, piece, lowest);
-                unfrozen -= 1;
+            // What is given away changes no level before the next round, so that the order does not matter.
+            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
+                let links = &links[piece.links.0 as usize..piece.links.1 as usize];
+                if piece.cap == lowest || links.iter().any(|link| component[link.place as usize].level == lowest) {
+                    freeze(component, piece, lowest);
+                    unfrozen -= 1;
+                }
             }
             debug_assert!(unfrozen < before, "the lowest level is somebody's");
         }
     }
 
-    /// Marks resources that have to be solved again because a class that crosses them has another speed than before;
+    /// Marks resources that have to be solved again because a group that crosses them has another speed than before;
     /// false when there are none.
     fn spread(&mut self) -> bool {
-        let Self { crossings, crossed, rates, resources, pieces, visit, loaded, .. } = self;
+        let Self { crossings, crossed, demands, resources, pieces, visit, loaded, .. } = self;
         let mut spreads = false;
-        for piece in pieces.iter().filter(|piece| piece.level != piece.before) {
-            let crossing = &crossings[piece.class as usize];
-            for position in hot_positions(crossing.hot, crossing.len as usize) {
-                let r = crossed[crossing.resources as usize + position];
+        for piece in pieces.iter().filter(|piece| piece.crosses_others && piece.level != piece.before) {
+            let crossing = &crossings[piece.group as usize];
+            for position in HotPositions::of(crossing) {
+                let at = crossing.resources as usize + position;
+                let r = crossed[at];
                 let resource = &mut resources[r as usize];
                 if resource.visited == *visit || resource.pending || !resource.hot {
                     continue;
@@ -311,11 +319,10 @@ impl Sharing {
                     spreads = true;
                     continue;
                 }
-                let demand = u64::from(piece.members) * rates[crossing.rates as usize + position];
                 if resource.more == 0 {
                     loaded.push(r);
                 }
-                resource.more += i128::from(demand) * (i128::from(piece.level) - i128::from(piece.before));
+                resource.more += i128::from(demands[at]) * (i128::from(piece.level) - i128::from(piece.before));
             }
         }
         for &r in &*loaded {
@@ -336,9 +343,9 @@ impl Sharing {
     /// Keeps what was found.
     fn commit(&mut self, now: u64) {
         for i in 0..self.pieces.len() {
-            let Piece { class, level, .. } = self.pieces[i];
-            self.presences[class as usize].fresh = false;
-            self.set_theta(class, now, level);
+            let Piece { group, level, .. } = self.pieces[i];
+            self.presences[group as usize].fresh = false;
+            self.set_theta(group, now, level);
         }
         for remainder in &self.component {
             let resource = &mut self.resources[remainder.resource as usize];

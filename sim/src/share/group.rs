@@ -1,33 +1,34 @@
-//! A class: flows that progress alike.
+//! A group: flows that progress alike.
 
 use super::{FULL_SPEED, NEVER};
 
-/// A flow of a class, in 16 bytes; two equal words, because a processor that stores them one by one and copies them
-/// together waits for the stores.
+/// A flow of a group.
 #[derive(Clone, Copy)]
 pub(super) struct Member {
-    /// Value of the class clock at which the flow ends, low word.
+    /// Value of the group's clock at which the flow ends, low word.
     low: u64,
-    /// High half: the clock's high word. Low half: what the caller attached.
-    high_and_tag: u64,
+    /// The clock's high word.
+    high: u64,
+    /// High half: its class. Low half: what the caller attached.
+    class_and_tag: u64,
 }
 
 impl Member {
-    pub const fn new(ends: u128, tag: u32) -> Self {
-        Self { low: ends as u64, high_and_tag: ((ends >> 64) as u64) << 32 | tag as u64 }
+    pub const fn new(ends: u128, class: u32, tag: u32) -> Self {
+        Self { low: ends as u64, high: (ends >> 64) as u64, class_and_tag: (class as u64) << 32 | tag as u64 }
     }
 
     pub const fn ends(&self) -> u128 {
-        ((self.high_and_tag >> 32) as u128) << 64 | self.low as u128
+        (self.high as u128) << 64 | self.low as u128
     }
 
-    pub const fn tag(&self) -> u32 {
-        self.high_and_tag as u32
+    pub const fn class_and_tag(&self) -> u64 {
+        self.class_and_tag
     }
 }
 
-/// The clock of a class and its flows; one cache line.
-pub(super) struct Class {
+/// The clock of a group and its flows; one cache line.
+pub(super) struct Group {
     pub v: u128,
     /// Time at which `v` holds.
     pub since: u64,
@@ -41,7 +42,7 @@ pub(super) struct Class {
     pub touched: bool,
 }
 
-impl Class {
+impl Group {
     pub const NEW: Self =
         Self { v: 0, since: 0, theta: FULL_SPEED, list: Vec::new(), head: 0, idle: true, touched: false };
 
@@ -55,35 +56,37 @@ impl Class {
         self.v + u128::from(now - self.since) * u128::from(self.theta)
     }
 
-    pub fn members(&self) -> u32 {
-        self.list.len() as u32 - self.head
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
     }
 
+    /// Adds a flow. Its parts are put together in their place: a processor that stores them one by one elsewhere and copies
+    /// them together waits for the stores.
     #[inline]
-    pub fn insert(&mut self, member: Member) {
-        if self.list.last().is_some_and(|last| last.ends() > member.ends()) {
-            self.insert_before_last(member);
+    pub fn insert(&mut self, ends: u128, class: u32, tag: u32) {
+        if self.list.last().is_some_and(|last| last.ends() > ends) {
+            self.insert_before_last(ends, class, tag);
         } else {
-            self.list.push(member);
+            self.list.push(Member::new(ends, class, tag));
         }
     }
 
-    /// Rare: most flows of a class have the same work. Kept out of line so that the other case stays short.
+    /// Rare: most flows of a group have the same work. Kept out of line so that the other case stays short.
     #[cold]
     #[inline(never)]
-    fn insert_before_last(&mut self, member: Member) {
+    fn insert_before_last(&mut self, ends: u128, class: u32, tag: u32) {
         let head = self.head as usize;
-        let at = head + self.list[head..].partition_point(|m| m.ends() <= member.ends());
-        self.list.insert(at, member);
+        let at = head + self.list[head..].partition_point(|m| m.ends() <= ends);
+        self.list.insert(at, Member::new(ends, class, tag));
     }
 
-    /// Drops the members that have ended by `now` and appends their tags.
-    pub fn finish(&mut self, now: u64, ended: &mut Vec<u32>) {
+    /// Drops the members that have ended by `now` and appends them: class in the high half, tag in the low half.
+    pub fn finish(&mut self, now: u64, ended: &mut Vec<u64>) {
         let v = self.clock(now);
         let head = self.head as usize;
         let live = &self.list[head..];
         let count = live.iter().position(|m| m.ends() > v).unwrap_or(live.len());
-        ended.extend(live[..count].iter().map(Member::tag));
+        ended.extend(live[..count].iter().map(Member::class_and_tag));
         let head = head + count;
         if head == self.list.len() {
             self.list.clear();
