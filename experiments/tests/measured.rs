@@ -83,7 +83,7 @@ fn a_file_that_is_no_whole_timeline_is_refused_where_it_is_wrong() {
     let hash = good.lines().find(|line| line.starts_with("# schedule_hash")).expect("a hash");
     let cases = [
         (with(0, "1"), format!("x.csv:{first}: rank = \"1\", allowed: a whole number below 1")),
-        (with(3, "inter_send"), format!("x.csv:{first}: kind = \"inter_send\", allowed: intra_comm")),
+        (with(3, "inter_send"), format!("x.csv:{first}: kind = \"inter_send\", allowed: {}", fields[3])),
         (with(7, "100000"), format!("x.csv:{first}: task = \"100000\", allowed: a whole number below")),
         (with(10, "-1"), format!("x.csv:{first}: start_ps = \"-1\", allowed: a whole number from")),
         (with(13, "nothing[0]"), format!("x.csv:{first}: waited_for = \"nothing[0]\", allowed: FLAG[SLOT]")),
