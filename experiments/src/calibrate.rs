@@ -89,9 +89,11 @@ pub fn run(args: &CalibrateArgs) -> Result<String, ExperimentError> {
             files.push(measured(name, text, args, &source, false)?.join("rows.csv"));
         }
     }
-    let mut rows = Vec::new();
+    let (mut rows, mut seen) = (Vec::new(), row::Seen::default());
     for file in &files {
-        rows.extend(row::read(file)?.into_iter().filter(MeasuredRow::is_ok));
+        let read = row::read(file)?;
+        read.iter().try_for_each(|row| seen.note(row))?;
+        rows.extend(read.into_iter().filter(MeasuredRow::is_ok));
     }
     let mut machine = source.machine_or(MACHINE)?;
     let text = source.machine_text(&machine)?;

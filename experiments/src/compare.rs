@@ -137,15 +137,11 @@ fn rows<F: AsRef<Path>>(files: &[F]) -> Result<(Vec<MeasuredRow>, usize), Experi
     let mut rows: Vec<MeasuredRow> = Vec::new();
     let mut left_out = 0;
     let mut first: Option<(String, Vec<(&str, String)>)> = None;
-    let mut places: BTreeMap<[String; 3], String> = BTreeMap::new();
+    let mut seen = row::Seen::default();
     for file in files.iter().map(AsRef::as_ref) {
         for row in row::read(file)? {
             let place = row.place.clone();
-            let point = ["schedule_hash", "machine", "clock"].map(|name| row.text(name).to_owned());
-            if let Some(before) = places.insert(point, place.clone()) {
-                let problem = format!("the point of {before} again; a point counts once, take one of the rows away");
-                return Err(ExperimentError::refused(place, problem));
-            }
+            seen.note(&row)?;
             let provenance = row.provenance();
             let (from, known) = first.get_or_insert_with(|| (place.clone(), provenance.clone()));
             if let Some(((name, a), (_, b))) = known.iter().zip(&provenance).find(|(a, b)| a != b) {

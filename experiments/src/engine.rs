@@ -221,7 +221,23 @@ impl Prepared {
         config: &TuneConfig,
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<Tuned, ExperimentError> {
-        tune(&self.simulation, start, config, progress).map_err(|source| self.error(source))
+        self.tune_by_clock(start, config, progress).map_err(|source| self.error(source))
+    }
+
+    fn tune_by_clock(
+        &self,
+        start: &[RoleSplit],
+        config: &TuneConfig,
+        progress: &(dyn Fn(usize) + Sync),
+    ) -> Result<Tuned, SimError> {
+        if let Some(cold) = &self.cold {
+            let tuned = tune(cold, start, config, progress)?;
+            // No split is faster with the other clock. Where the best one is too slow for this clock, all are.
+            if cold.stays_cold(tuned.time_ps) {
+                return Ok(tuned);
+            }
+        }
+        tune(&self.simulation, start, config, progress)
     }
 
     /// Runs a split and keeps its timeline.
@@ -229,7 +245,15 @@ impl Prepared {
     /// # Errors
     /// [`ExperimentError::Sim`].
     pub fn timeline(&self, split: &RoleSplit) -> Result<Run, ExperimentError> {
-        self.simulation.run(split, Form::Whole, true).map_err(|source| self.error(source))
+        let run = || {
+            if let Some(cold) = &self.cold
+                && cold.stays_cold(cold.time_ps(split)?)
+            {
+                return cold.run(split, Form::Whole, true);
+            }
+            self.simulation.run(split, Form::Whole, true)
+        };
+        run().map_err(|source| self.error(source))
     }
 
     fn error(&self, source: SimError) -> ExperimentError {

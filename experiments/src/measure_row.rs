@@ -397,6 +397,23 @@ impl MeasuredRow {
     }
 }
 
+/// Rows that were seen: where each point stands.
+#[derive(Debug, Default)]
+pub struct Seen(BTreeMap<[String; 3], String>);
+
+impl Seen {
+    /// Notes a row.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Refused`] when its point was there before.
+    pub fn note(&mut self, row: &MeasuredRow) -> Result<(), ExperimentError> {
+        let point = ["schedule_hash", "machine", "clock"].map(|name| row.text(name).to_owned());
+        let Some(before) = self.0.insert(point, row.place.clone()) else { return Ok(()) };
+        let problem = format!("the point of {before} again; a point counts once, take one of the rows away");
+        Err(ExperimentError::refused(row.place.clone(), problem))
+    }
+}
+
 /// Today, as `2026-11-29`, in UTC.
 pub fn today() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -23,6 +23,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use tilewire_kernels::{Rank, RoleKind};
+use tilewire_sim::Protocol;
 
 /// What is kept of a timeline.
 struct Filter {
@@ -57,7 +58,10 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
     let prepared = Prepared::new(&case)?;
     let split = prepared.split(&case)?;
     let run = prepared.timeline(&split)?;
-    let head = format!("{case}, {split}\n{:.2} us\n", run.end as f64 / 1e6);
+    let timed =
+        if case.protocol == Protocol::Fair { "" } else { "; what the benchmark's clock shows, `predict` tells" };
+    let end_us = run.end as f64 / 1e6;
+    let head = format!("{case}, {split}\n{end_us:.2} us from the first launch command to the last write{timed}\n");
     let parts = [Part { prepared: &prepared, run: &run, label: "", first_pid: 0 }];
     save(args, &head, &parts, &filter)
 }

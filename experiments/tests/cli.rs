@@ -433,3 +433,15 @@ fn figures_judge_every_published_bar() {
         assert!(figures.join(format!("{kernel}-{topology}.png")).is_file());
     }
 }
+
+/// The published benchmark of a short kernel ends before the power limit takes hold: search, bound and headline all say so.
+#[test]
+fn a_tuned_split_is_bounded_by_the_clock_that_it_is_timed_with() {
+    let case =
+        "tune --kernel ag_gemm --cluster 2x8-h200-efa --m 8192 --n 2048 --k 8192 --protocol published --budget 40";
+    let text = ran_anywhere(&format!("{case} --json"));
+    let json: Value = serde_json::from_str(&text).expect("JSON");
+    let [time, bound] = ["time_us", "lower_bound_us"].map(|name| json[name].as_f64().expect("a number"));
+    assert_eq!(json["clock"], "cold", "{text}");
+    assert!(bound <= time, "{bound} us bound {time} us");
+}

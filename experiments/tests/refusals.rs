@@ -413,11 +413,14 @@ fn what_is_given_is_read_before_hardware_is_looked_for() {
     fs::write(directory.path().join("few.csv"), "quantity,reading\n").expect("a file");
     let columns = "rank,role,launch,kind,block,cta,lane,task,op,taken_ps,start_ps,free_ps,end_ps,waited_for\n";
     fs::write(directory.path().join("tasks.csv"), columns).expect("a file");
+    let rows = measured_rows();
+    fs::write(directory.path().join("twice.csv"), [&rows[0][..], &rows[1], &rows[1], ""].join("\n")).expect("a file");
     all_refused(
         directory.path(),
         &[
             ("calibrate --fills nosuch -o out", "nosuch/timelines: "),
             ("calibrate --readings few.csv -o out", "few.csv:1: no column \"value\""),
+            ("calibrate --rows twice.csv -o out", "twice.csv:3: the point of twice.csv:2 again"),
             ("trace --measured tasks.csv -o out.json", "tasks.csv: no lines \"# NAME = VALUE\" above the columns"),
             ("measure few.csv --budget-s -1", "'-1' for '--budget-s <S>': allowed: a number from 0"),
         ],
