@@ -347,13 +347,13 @@ fn quantities_csv(probed: &[Read]) -> String {
     csv
 }
 
-/// Adds the quantities of a file that `calibrate` wrote.
 /// What the timelines below a directory tell of the first tile of a CTA.
 fn read_fills(folder: &Path, source: &Source) -> Result<Read, ExperimentError> {
     let (name, readings) = fills::readings(&fills::files(folder)?, source)?;
     Ok((name.to_owned(), fills::HOW.to_owned(), readings))
 }
 
+/// Adds the quantities of a file that `calibrate` wrote.
 fn read_quantities(file: &Path, probed: &mut Vec<Read>) -> Result<(), ExperimentError> {
     let sheet = Sheet::read(file)?;
     let columns = sheet.find(["quantity", "reading", "value", "how"])?;

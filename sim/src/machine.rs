@@ -148,7 +148,7 @@ section! {
         step_flag_ns,
         /// What a FLOP of attention takes of the power limit, beside a FLOP of a GEMM.
         attention_power,
-        /// From the end of a task's writes until its flags are raised: a fence, by a warp of its own, one task after the other.
+        /// From the end of a task's writes until its flags are raised: by a warp of its own, in the model one task after the other.
         /// The CTA goes on.
         raise_ns,
         /// Of a gather, to look up a row and start its copy: one thread does it, row after row.

@@ -575,7 +575,8 @@ impl<'a> Engine<'a> {
 
     /// Raises the signals of a task whose writes will be visible `after` from now.
     ///
-    /// **Model.** The interpreter has a warp for them in each CTA: a fence takes `raise`, and the next task's waits for it.
+    /// **Model.** The interpreter has a warp for them in each CTA: a task's flags take `raise`, and the next task's wait for
+    /// it. On the device a fence serves all tasks that ended meanwhile; `raise` is what a task comes to in chains of them.
     #[inline]
     fn raise_all(&mut self, h: &Here<'a>, w: u32, task: &TaskC, mut after: u64) {
         let signals = h.program.signals_of(task);
