@@ -164,21 +164,16 @@ fn resumed(root: &Path, experiment: &Experiment, source: &Source) -> Result<Vec<
     let mut seen = BTreeMap::new();
     let row = |record: Result<csv::StringRecord, csv::Error>| {
         let record = record.map_err(read)?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let place = format!("{}:{line}", file.display());
         let time = &record[column("time_us")];
         if !time.parse().is_ok_and(|time: f64| time > 0.0 && time.is_finite()) {
-            let line = record.position().map_or(0, csv::Position::line);
-            let place = format!("{}:{line}: time_us", file.display());
             let problem = format!("\"{}\", allowed: a time above 0, as measured", time.escape_debug());
-            return Err(ExperimentError::refused(place, problem));
+            return Err(ExperimentError::refused(format!("{place}: time_us"), problem));
         }
-        let point: Vec<String> = POINT.iter().map(|name| record[column(name)].to_owned()).collect();
-        let line = record.position().map_or(0, csv::Position::line);
-        if let Some(before) = seen.insert(point, line) {
-            let place = format!("{}:{line}", file.display());
-            return Err(ExperimentError::refused(
-                place,
-                format!("the point of line {before} again; take one of them away"),
-            ));
+        if let Some(before) = seen.insert(POINT.map(|name| record[column(name)].to_owned()), line) {
+            let problem = format!("the point of line {before} again; take one of them away");
+            return Err(ExperimentError::refused(place, problem));
         }
         Ok(std::array::from_fn(|at| record[at].to_owned()))
     };
