@@ -229,6 +229,11 @@ impl Compiled {
         })
     }
 
+    /// How late a rank commands its launches in a form, ps. Compute alone of isolated launches starts together.
+    pub fn delay(&self, rank: usize, compute_only: bool) -> u64 {
+        if compute_only && self.isolated { 0 } else { self.late.of(rank) }
+    }
+
     /// How long before the late rank's clock a rank's own starts, ps: 0 unless ranks have clocks of their own.
     pub fn head_start(&self, rank: usize) -> u64 {
         if self.isolated { self.late.ps - self.late.of(rank) } else { 0 }

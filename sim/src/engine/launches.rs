@@ -46,7 +46,7 @@ impl<'a> Engine<'a> {
     pub(super) fn start_clock(&mut self, at: u64) {
         self.out.clock = at;
         for rank in 0..self.c.ranks.len() {
-            let start = at + self.c.times.launch + self.c.late.of(rank);
+            let start = at + self.c.times.launch + self.c.delay(rank, self.t.compute_only);
             for (l, launch) in self.c.launches.iter().enumerate() {
                 if !launch.before_clock && self.s.launches[rank * self.t.launches + l].before == 0 {
                     self.s.timers.push(rank, start, kind::LAUNCH, l as u32, 0);
