@@ -175,7 +175,8 @@ impl Prepared {
     /// # Errors
     /// [`ExperimentError::Sim`].
     pub fn predict(&self, case: &Case, split: &RoleSplit) -> Result<Answer, ExperimentError> {
-        let (prediction, clock) = self.run(split).map_err(|source| self.error(source))?;
+        let ps = |_: &Simulation, prediction: &Prediction| (prediction.time_us * 1e6) as u64;
+        let (prediction, clock) = self.by_clock(|simulation| simulation.predict(split), ps)?;
         Ok(Answer {
             kernel: case.name,
             form: case.fusion.name(),
@@ -200,15 +201,23 @@ impl Prepared {
         })
     }
 
-    /// A loop that ends before the power limit takes hold was timed on a cold card.
-    fn run(&self, split: &RoleSplit) -> Result<(Prediction, Clock), SimError> {
-        if let Some(cold) = &self.cold {
-            let prediction = cold.predict(split)?;
-            if cold.stays_cold((prediction.time_us * 1e6) as u64) {
-                return Ok((prediction, Clock::Cold));
+    /// What the simulation with the clock of the run finds: a loop that ends before the power limit takes hold was timed on
+    /// a cold card. `ps` is the time that a clock shows of what it found.
+    fn by_clock<T>(
+        &self,
+        find: impl Fn(&Simulation) -> Result<T, SimError>,
+        ps: impl Fn(&Simulation, &T) -> u64,
+    ) -> Result<(T, Clock), ExperimentError> {
+        let found = || {
+            if let Some(cold) = &self.cold {
+                let found = find(cold)?;
+                if cold.stays_cold(ps(cold, &found)) {
+                    return Ok((found, Clock::Cold));
+                }
             }
-        }
-        Ok((self.simulation.predict(split)?, self.clock))
+            Ok((find(&self.simulation)?, self.clock))
+        };
+        found().map_err(|source| self.error(source))
     }
 
     /// Searches the best split.
@@ -221,23 +230,9 @@ impl Prepared {
         config: &TuneConfig,
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<Tuned, ExperimentError> {
-        self.tune_by_clock(start, config, progress).map_err(|source| self.error(source))
-    }
-
-    fn tune_by_clock(
-        &self,
-        start: &[RoleSplit],
-        config: &TuneConfig,
-        progress: &(dyn Fn(usize) + Sync),
-    ) -> Result<Tuned, SimError> {
-        if let Some(cold) = &self.cold {
-            let tuned = tune(cold, start, config, progress)?;
-            // No split is faster with the other clock. Where the best one is too slow for this clock, all are.
-            if cold.stays_cold(tuned.time_ps) {
-                return Ok(tuned);
-            }
-        }
-        tune(&self.simulation, start, config, progress)
+        // No split is faster with the other clock. Where the best one is too slow for this clock, all are.
+        let found = self.by_clock(|simulation| tune(simulation, start, config, progress), |_, tuned| tuned.time_ps);
+        found.map(|(tuned, _)| tuned)
     }
 
     /// Runs a split and keeps its timeline.
@@ -245,15 +240,8 @@ impl Prepared {
     /// # Errors
     /// [`ExperimentError::Sim`].
     pub fn timeline(&self, split: &RoleSplit) -> Result<Run, ExperimentError> {
-        let run = || {
-            if let Some(cold) = &self.cold
-                && cold.stays_cold(cold.time_ps(split)?)
-            {
-                return cold.run(split, Form::Whole, true);
-            }
-            self.simulation.run(split, Form::Whole, true)
-        };
-        run().map_err(|source| self.error(source))
+        let found = self.by_clock(|simulation| simulation.run(split, Form::Whole, true), Simulation::shown_ps);
+        found.map(|(run, _)| run)
     }
 
     fn error(&self, source: SimError) -> ExperimentError {
