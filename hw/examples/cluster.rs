@@ -44,7 +44,7 @@ const SMALL: [(Case<'static>, RoleSplit); 16] = [
     (("ag_gemm", [1024, 256, 512], &[("row_order", "absolute")]), split(20, 2, 0)),
     (("gemm_ar", [1024, 1024, 256], &[]), split(100, 16, 0)),
     (("gemm_ar", [1024, 1024, 256], &[WAIT]), split(20, 4, 0)),
-    (("gemm_ar", [1024, 1024, 128], &[("node_sum", "pull")]), split(16, 4, 0)),
+    (("gemm_ar", [1024, 1024, 128], &[("node_sum", "pull"), ("open_lead_tiles", "0")]), split(16, 4, 0)),
     (("moe_dispatch_gemm", [1024, 512, 512], &[]), split(100, 16, 0)),
     (("moe_dispatch_gemm", [1024, 256, 512], &[WAIT, ("routing", "multinomial")]), split(20, 4, 0)),
     (("moe_dispatch_gemm", [1024, 256, 256], &[("claim", "strided"), ("recycle", "false")]), split(16, 4, 0)),

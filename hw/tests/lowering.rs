@@ -287,11 +287,16 @@ fn virtual_programs_of_the_gemm_family_give_the_reference() {
         Case("gemm_rs", (1, 2), [256, 1024, 64], &[]),
         Case("gemm_rs", (1, 2), [512, 1024, 64], &[("open_lead_tiles", "0")]),
         Case("gemm_rs", (1, 2), [768, 1024, 64], &[("open_lead_tiles", "1")]),
-        Case("gemm_rs", (2, 1), [256, 1024, 64], &[("staging", "helper_zero")]),
-        Case("gemm_rs", (1, 2), [256, 1024, 64], &[("staging", "helper_zero")]),
+        Case("gemm_rs", (2, 1), [256, 1024, 64], &[("staging", "helper_zero"), ("open_lead_tiles", "0")]),
+        Case("gemm_rs", (1, 2), [256, 1024, 64], &[("staging", "helper_zero"), ("open_lead_tiles", "0")]),
         Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
         Case("gemm_ar", (2, 2), [512, 512, 64], &[("chunk_tiles", "1")]),
-        Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1"), ("node_sum", "pull")]),
+        Case(
+            "gemm_ar",
+            (1, 2),
+            [256, 512, 64],
+            &[("chunk_tiles", "1"), ("node_sum", "pull"), ("open_lead_tiles", "0")],
+        ),
     ] {
         let compared = compared(&case, Mode::Virtual);
         assert!(compared.elements > 0 && compared.wrong == 0, "{} {:?}: {compared:?}", case.0, case.1);
@@ -341,7 +346,12 @@ fn cluster_programs_of_the_gemm_family_give_the_reference() {
         Case("ag_gemm", (2, 2), [512, 256, 256], &[]),
         Case("ag_gemm", (1, 4), [512, 256, 256], &[]),
         Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1")]),
-        Case("gemm_ar", (1, 2), [256, 512, 64], &[("chunk_tiles", "1"), ("node_sum", "pull")]),
+        Case(
+            "gemm_ar",
+            (1, 2),
+            [256, 512, 64],
+            &[("chunk_tiles", "1"), ("node_sum", "pull"), ("open_lead_tiles", "0")],
+        ),
         Case("gemm_ar", (2, 2), [512, 512, 64], &[("chunk_tiles", "1")]),
     ] {
         let compared = compared(&case, Mode::Cluster);

@@ -35,8 +35,8 @@
 use crate::cluster::{Cluster, Fabric, Rank};
 use crate::kernel::{
     BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, QUEUES, STAGES,
-    Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead_tiles, opening_order, publish,
-    spec_text, split_depth_inputs,
+    Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles, opening_order,
+    publish, spec_text, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -364,6 +364,14 @@ impl Plan {
         fits_u32(NAME, "flags (chunks of a slice times ranks)", chunks * nodes.max(gpus))?;
         fits_u32(NAME, "tiles of a slice", chunks * chunk_tiles)?;
         let super_m = options.int("super_m").min(row_blocks);
+        let (pull, relative) = (options.word("node_sum") == "pull", options.word("slice_order") == "relative");
+        let unused = if gpus == 1 {
+            Some("on nodes of one GPU, where nobody adds")
+        } else if pull {
+            Some("with node_sum = pull, where nobody adds")
+        } else {
+            (!relative).then_some("with slice_order = absolute, where all GPUs walk the slices together")
+        };
         Ok(Self {
             m,
             n,
@@ -378,9 +386,9 @@ impl Plan {
             chunks,
             own_chunks: chunks / sharers,
             span: if options.word("interleave") == "row" { super_m * chunks_across / sharers } else { 1 },
-            relative: options.word("slice_order") == "relative",
-            open_lead_tiles: options.int("open_lead_tiles"),
-            pull: options.word("node_sum") == "pull" && gpus > 1,
+            relative,
+            open_lead_tiles: open_lead(NAME, options, unused)?,
+            pull: pull && gpus > 1,
             double_store: options.flag("double_store"),
             nvls: options.flag("nvls") && gpus > 1,
             scatter,
@@ -652,10 +660,9 @@ impl Plan {
         }
     }
 
-    /// Spans by which stores that open stand before the adds. None where all GPUs walk the slices in the same order.
+    /// Spans by which stores that open stand before the adds.
     fn open_lead(&self) -> usize {
-        let tiles = if self.pull || !self.relative { 0 } else { self.open_lead_tiles };
-        tiles.div_ceil(self.span * self.sharers * self.chunk_tiles * self.gpus) as usize
+        self.open_lead_tiles.div_ceil(self.span * self.sharers * self.chunk_tiles * self.gpus) as usize
     }
 
     fn tile(&self, rank: Rank, slice: u64, chunk: Chunk, t: u64) -> Task {

@@ -20,8 +20,8 @@ use crate::check::MAX_READY_FLAGS;
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, QUEUES, STAGES,
-    Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead_tiles, opening_order, publish,
-    spec_text, split_depth_inputs,
+    Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles, opening_order,
+    publish, spec_text, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -272,6 +272,12 @@ impl Plan {
         let chunks_across = n / bn / chunk_tiles;
         let chunks = m / gpus / bm * chunks_across;
         fits_u32(NAME, "open flags (chunks of a slice times GPUs)", chunks * gpus)?;
+        let owner_store = options.word("staging") == "owner_store";
+        let unused = if gpus == 1 {
+            Some("on nodes of one GPU, where nobody adds")
+        } else {
+            (!owner_store).then_some("with staging = helper_zero, where a helper opens all chunks")
+        };
         Ok(Self {
             m,
             n,
@@ -286,9 +292,9 @@ impl Plan {
             super_m: options.int("super_m"),
             own_chunks: if per_rank { chunks / nodes } else { chunks },
             per_rank,
-            owner_store: options.word("staging") == "owner_store" && gpus > 1,
+            owner_store: owner_store && gpus > 1,
             by_row_block: options.word("tile_order") == "row_block",
-            open_lead_tiles: options.int("open_lead_tiles"),
+            open_lead_tiles: open_lead(NAME, options, unused)?,
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",
@@ -429,8 +435,7 @@ impl Plan {
 
     /// Groups of `chunks` chunks by which stores that open stand before the adds.
     fn open_lead(&self, chunks: u64) -> usize {
-        let tiles = if self.owner_store { self.open_lead_tiles } else { 0 };
-        tiles.div_ceil(chunks * self.chunk_tiles * self.gpus) as usize
+        self.open_lead_tiles.div_ceil(chunks * self.chunk_tiles * self.gpus) as usize
     }
 
     /// Tile `t` of a chunk of the slice that GPU `dg` ahead owns.

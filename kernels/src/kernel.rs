@@ -313,6 +313,25 @@ pub(crate) const fn open_lead_tiles(cluster: Cluster) -> u64 {
     if cluster.nodes == 1 && cluster.gpus_per_node > 1 { 64 } else { 0 }
 }
 
+/// The lead that [`OPEN_LEAD_TILES`] asks for; `unused` names what leaves a schedule without stores that open chunks
+/// ahead of adds.
+///
+/// # Errors
+/// [`BuildError::Unsupported`] for a lead that nothing would use.
+pub(crate) fn open_lead(
+    kernel: &'static str,
+    options: &Options,
+    unused: Option<&'static str>,
+) -> Result<u64, BuildError> {
+    match (options.int(OPEN_LEAD_TILES.name), unused) {
+        (lead, Some(why)) if lead > 0 => {
+            let what = format!("open_lead_tiles = {lead} changes nothing {why}; set open_lead_tiles = 0");
+            Err(BuildError::Unsupported { kernel, what })
+        }
+        (lead, _) => Ok(lead),
+    }
+}
+
 /// Which tiles of a group of chunks a step of [`opening_order`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tiles {

@@ -32,6 +32,31 @@ fn store_and_add(case: &Case) -> BTreeMap<u64, (usize, usize)> {
     places
 }
 
+/// An option that a kernel does not use is an error, not silence.
+#[test]
+fn a_lead_that_nothing_would_use_is_refused() {
+    let refused = |kernel, cluster, options: &[(&'static str, &'static str)]| {
+        let case =
+            Case::new(kernel, Tilewire, cluster, [8192, 4096, 256]).with(&[("open_lead_tiles", "64")]).with(options);
+        case.try_build().err().map_or_else(String::new, |error| error.to_string())
+    };
+    for (kernel, options, why) in [
+        ("gemm_rs", ("staging", "helper_zero"), "with staging = helper_zero, where a helper opens all chunks"),
+        ("gemm_ar", ("node_sum", "pull"), "with node_sum = pull, where nobody adds"),
+        (
+            "gemm_ar",
+            ("slice_order", "absolute"),
+            "with slice_order = absolute, where all GPUs walk the slices together",
+        ),
+    ] {
+        let problem = format!("{kernel}: open_lead_tiles = 64 changes nothing {why}; set open_lead_tiles = 0");
+        assert_eq!(refused(kernel, (1, 8), &[options]), problem);
+        assert_eq!(refused(kernel, (1, 8), &[options, ("open_lead_tiles", "0")]), "");
+        assert_eq!(refused(kernel, (1, 8), &[]), "");
+        assert!(refused(kernel, (2, 1), &[]).contains("changes nothing on nodes of one GPU"));
+    }
+}
+
 #[test]
 fn a_lead_moves_the_owners_tiles_ahead_and_nothing_else() {
     for (kernel, cluster) in [("gemm_rs", (1, 8)), ("gemm_rs", (2, 8)), ("gemm_ar", (1, 8)), ("gemm_ar", (2, 4))] {
