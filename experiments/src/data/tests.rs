@@ -142,6 +142,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("measured/nvlink-emulated-fit-2x1-2026-11-29.csv", 42),
         ("measured/nvlink-emulated-ib-2x1-2026-11-30.csv", 26),
         ("measured/nvlink-fit-1x2-2026-11-29.csv", 60),
+        ("measured/nvlink-fit-1x2-2026-11-30.csv", 60),
         ("measured/nvlink-gemm-family-1x2-2026-11-29.csv", 210),
         ("measured/nvlink-judged-1x2-2026-11-30.csv", 264),
         ("measured/nvlink-nccl-1x2-2026-11-29.csv", 26),
