@@ -145,6 +145,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("measured/nvlink-fit-1x2-2026-11-30.csv", 60),
         ("measured/nvlink-gemm-family-1x2-2026-11-29.csv", 210),
         ("measured/nvlink-judged-1x2-2026-11-30.csv", 264),
+        ("measured/nvlink-judged-1x2-run4-2026-11-30.csv", 264),
         ("measured/nvlink-nccl-1x2-2026-11-29.csv", 26),
         ("measured/nvlink-processes-1x2-2026-11-30.csv", 62),
         ("measured/nvlink-unfused-1x2-2026-11-30.csv", 32),
