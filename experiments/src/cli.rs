@@ -1,6 +1,7 @@
 //! The command line as it is parsed. [`crate::plan`] turns it into cases that are ready to run.
 
 use crate::checked::Checks;
+use crate::experiment::KEYS;
 use crate::shape;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -37,6 +38,8 @@ pub enum Command {
     Figures(FiguresArgs),
     /// Fit the machine parameters of kind "fitted" on published rows, all of them or without a fabric or kernel.
     Fit(FitArgs),
+    /// List the kernels, or explain the options of one.
+    Kernels(KernelsArgs),
     /// Print a schedule: as JSON, as a table, or what differs between two.
     Schedule(ScheduleArgs),
     /// Write a simulated timeline for ui.perfetto.dev.
@@ -305,6 +308,7 @@ pub struct PredictArgs {
 
 /// `sweep` and `scale`.
 #[derive(Args, Debug)]
+#[command(after_long_help = KEYS)]
 pub struct SweepArgs {
     /// Experiment.
     #[arg(value_name = "FILE.toml")]
@@ -577,6 +581,17 @@ pub struct FitArgs {
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
     /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kernels`.
+#[derive(Args, Debug)]
+pub struct KernelsArgs {
+    /// Kernel whose options are explained.
+    #[arg(value_name = "KERNEL")]
+    pub kernel: Option<String>,
+    /// Print JSON instead of a table.
     #[arg(long)]
     pub json: bool,
 }

@@ -13,10 +13,9 @@ use crate::measure_row::{self as row, MeasuredRow};
 use crate::plan::{Case, Source, in_row};
 use crate::plot;
 use crate::progress;
-use crate::provenance::Output;
+use crate::provenance::{Output, wrote};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::Path;
 
 /// The times that both sides have.
@@ -111,9 +110,7 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
     let shown = Shown { joined: &joined, summary: &summary, left_out, recorded: &recorded };
     let mut text = if args.json { compare_tables::json_text(&shown) } else { compare_tables::text(&shown) };
     if !args.json {
-        for file in files.iter().filter(|file| file.extension().is_none_or(|e| e != "svg")) {
-            let _ = writeln!(text, "wrote {}", file.display());
-        }
+        text += &wrote(&files);
     }
     let bounds = [
         ("median error", summary.median, args.max_median),

@@ -113,20 +113,28 @@ impl<'a> Table<'a> {
         entries.into_iter().filter_map(|(_, name)| self.get(&name).map(|node| (name, node))).collect()
     }
 
+    /// Refuses keys that are not among these, before a key that is missing for being misspelt is.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Refused`] for the first of them.
+    pub fn only(&self, known: &[&str]) -> Result<(), ExperimentError> {
+        let unknown = self.entries.iter().filter(|(name, _)| !known.contains(&name.get_ref().as_ref()));
+        match unknown.map(|(name, _)| (name.span().start, name.get_ref())).min() {
+            None => Ok(()),
+            Some((start, name)) => Err(self.document.refuse(
+                start,
+                &self.path(name),
+                &format!("unknown key, allowed: {}", known.join(", ")),
+            )),
+        }
+    }
+
     /// Refuses keys that nobody asked for.
     ///
     /// # Errors
     /// [`ExperimentError::Refused`] for the first of them.
     pub fn finish(&self) -> Result<(), ExperimentError> {
-        let used = self.used.borrow();
-        let unknown = self.entries.iter().filter(|(name, _)| !used.contains(name.get_ref().as_ref()));
-        match unknown.map(|(name, _)| (name.span().start, name.get_ref())).min() {
-            None => Ok(()),
-            Some((start, name)) => {
-                let known = used.iter().cloned().collect::<Vec<_>>().join(", ");
-                Err(self.document.refuse(start, &self.path(name), &format!("unknown key, allowed: {known}")))
-            }
-        }
+        self.only(&self.used.borrow().iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// An error at the start of the table.

@@ -1,48 +1,7 @@
 //! Experiment files: one question, and the grid of cases that answers it.
 //!
 //! ```toml
-//! question = "How many SMs should send and reduce?"
-//! kernel   = "gemm_rs"                   # every value may be a list; lists multiply
-//! cluster  = "2x8-h200-efa"
-//! options  = "tilewire"                  # or "published"
-//! protocol = "fair"                      # or "published"; default: as the options
-//! baseline = [false, true]     or bulk_synchronous = true
-//! seed     = 1
-//! noise    = false
-//! clock    = "sustained"                 # or "cold"; default: as the protocol's loops leave it
-//! execution = "folded"                   # or "mirror", "full"; default: full where isolated launches are timed, else folded
-//!
-//! [[shape]]                              # fields of the kernel's shape
-//! m = 8192
-//!
-//! [set]                                  # single options of the kernel
-//! send_order = ["any", "in_order"]
-//!
-//! [split]                                # or split = "auto", "published", "compute=118,send=6,reduce=8", or a list
-//! compute = "rest"                       # what the other roles leave of the SMs
-//! send    = { from = 2, to = 16, step = 2 }
-//! reduce  = [4, 8]
-//!
-//! [[expect]]                             # checked on every run
-//! claim    = "few SMs are enough to send"
-//! of       = "best"                      # best (least time), worst, every
-//! column   = "inter_send"
-//! where    = { m = 8192 }
-//! at_most  = 8
-//! ```
-//!
-//! `scale` reads the same files, with these keys instead of `expect`; noise is drawn unless `noise = false`:
-//!
-//! ```toml
-//! replicates = 30                        # seeds seed, seed + 1, ...
-//! confidence = 0.95
-//!
-//! [[hypothesis]]
-//! claim    = "at 64 nodes the fused form is at least 1.1 times as fast"
-//! column   = "time_us"
-//! of       = { form = "unfused", cluster = "64x8" }
-//! than     = { form = "fused", cluster = "64x8" }    # the claim is about the ratio of / than; left out: about `of`
-//! at_least = 1.1
+#![doc = include_str!("experiment/keys.toml")]
 //! ```
 
 mod axes;
@@ -62,6 +21,31 @@ use std::path::Path;
 use tilewire_kernels::{OptionSet, RoleSplit};
 use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
+
+/// Every key, explained.
+pub const KEYS: &str = include_str!("experiment/keys.toml");
+
+/// Keys of the file, outside its tables.
+const ROOT: [&str; 18] = [
+    "question",
+    "kernel",
+    "cluster",
+    "options",
+    "protocol",
+    "baseline",
+    "bulk_synchronous",
+    "seed",
+    "noise",
+    "clock",
+    "execution",
+    "shape",
+    "set",
+    "split",
+    "expect",
+    "hypothesis",
+    "replicates",
+    "confidence",
+];
 
 /// Points of an experiment at most.
 const MAX_POINTS: usize = 1_000_000;
@@ -87,6 +71,8 @@ pub struct Experiment {
     pub seed: u64,
     /// Schedules, each with the splits that it is run with.
     pub groups: Vec<Group>,
+    /// Names of `[set]` that hold several values.
+    pub varied: BTreeSet<String>,
     /// Grid points that were left out because their splits exceed the SMs.
     pub too_large: usize,
     /// Claims.
@@ -132,6 +118,7 @@ impl Experiment {
     pub fn new(name: String, document: &Document, source: &Source, replicate: u64) -> Result<Self, ExperimentError> {
         let parsed = document.parse()?;
         let root = document.root(&parsed);
+        root.only(&ROOT)?;
         let question = root.require("question")?.text()?.to_owned();
         let hypothesis_node = root.get("hypothesis");
         let seed = root.get("seed").map_or(Ok(0), |node| node.whole(0, MAX_SEED))? + replicate;
@@ -159,7 +146,6 @@ impl Experiment {
         if let (Some(node), false) = (&hypothesis_node, expect.is_empty()) {
             return Err(node.refuse("stands beside [[expect]]; `scale` decides the one, `sweep` checks the other"));
         }
-        root.finish()?;
 
         let mut experiment = Self {
             name,
@@ -167,6 +153,7 @@ impl Experiment {
             text: document.text().to_owned(),
             seed,
             groups: Vec::new(),
+            varied: axes.varied(),
             too_large: 0,
             expect,
             shape_place: axes.shape_node.place(),
@@ -193,8 +180,13 @@ impl Experiment {
             return Err(split_node.refuse("no split of the grid fits the SMs of the machine; lower the counts"));
         }
         if let Some(node) = hypothesis_node {
+            let draws = experiment.cases().any(|(case, _)| case.draws());
+            if let (false, Some(node)) = (draws, replicates.as_ref().or(confidence.as_ref())) {
+                return Err(node.refuse("nothing is drawn without noise, so one run decides; remove it"));
+            }
+            let replicates = replicates.map_or(Ok(20), |node| node.whole(2, MAX_REPLICATES))?;
             experiment.study = Some(Study {
-                replicates: replicates.map_or(Ok(20), |node| node.whole(2, MAX_REPLICATES))?,
+                replicates: if draws { replicates } else { 1 },
                 confidence: confidence.map_or(Ok(0.95), |node| share(&node))?,
                 hypotheses: node.list()?.iter().map(|node| experiment.hypothesis(node)).collect::<Result<_, _>>()?,
             });
@@ -228,6 +220,12 @@ impl Experiment {
     pub fn checked(mut self, checks: Checks) -> Self {
         self.groups.iter_mut().for_each(|group| group.case.checks = checks);
         self
+    }
+
+    /// `name=value` of the options whose values vary in the file, each behind some text: what tells a case from the others
+    /// of its kernel.
+    pub fn set_behind(&self, before: &str, case: &Case) -> String {
+        case.options_behind(before, |name| self.varied.contains(name))
     }
 
     /// Cases with their splits, in order.
@@ -369,6 +367,25 @@ mod tests {
     }
 
     #[test]
+    fn the_explained_keys_are_those_that_are_read() {
+        let experiment = read(KEYS).expect("an experiment");
+        assert_eq!((experiment.groups.len(), experiment.points(), experiment.expect.len()), (4, 64, 1));
+        let scale = KEYS.lines().filter_map(|line| line.strip_prefix("# ")).collect::<Vec<_>>().join("\n");
+        let (_, scale) = scale.split_once("drawn either, one run decides").expect("the keys of scale");
+        let scale = scale.split_once('\n').expect("lines").1;
+        let (keys, hypothesis) = scale.split_once("[[hypothesis]]").expect("a hypothesis");
+        let head = HEAD.replace("2x8-h200-efa", "64x8-h200-efa");
+        let text = format!(
+            "{head}{keys}baseline = [false, true]\nsplit = \"compute=120,send=4,reduce=8\"\n\
+             shape = {{ m = 65536, n = 8192, k = 512 }}\n[[hypothesis]]{hypothesis}"
+        );
+        let study = read(&text).expect("a study").study.expect("a hypothesis");
+        assert_eq!((study.replicates, study.hypotheses.len()), (20, 1));
+        let problem = read(&format!("noise = false\n{text}")).err().expect("a refusal").to_string();
+        assert!(problem.contains("replicates: nothing is drawn without noise"), "{problem}");
+    }
+
+    #[test]
     fn mistakes_are_found_where_they_are() {
         let shape = "shape = { m = 8192, n = 8192, k = 512 }\n";
         assert_eq!(
@@ -390,6 +407,10 @@ mod tests {
         assert!(
             refused(&format!("{shape}split = [\"auto\", \"comput=3\"]"))
                 .starts_with("x.toml:5:18: split: role \"comput\"")
+        );
+        assert!(
+            refused(&format!("{shape}splits = \"auto\""))
+                .starts_with("x.toml:5:1: splits: unknown key, allowed: question")
         );
         assert_eq!(
             refused(&format!("{shape}split = {{ compute = 133 }}")),

@@ -21,7 +21,7 @@ use crate::error::ExperimentError;
 use crate::experiment::Experiment;
 use crate::plan::{self, Case, Draft, Fusion, Source, SplitChoice};
 use crate::plot;
-use crate::provenance::Output;
+use crate::provenance::{Output, wrote};
 use crate::table::Table;
 use crate::{progress, shape, sweep};
 use rayon::prelude::*;
@@ -494,10 +494,7 @@ fn text(
     for failure in failures {
         let _ = writeln!(text, "not predicted: {failure}");
     }
-    for file in files {
-        let _ = writeln!(text, "wrote {}", file.display());
-    }
-    text
+    text + &wrote(files)
 }
 
 /// Names in lines of at most `width` characters.

@@ -29,6 +29,7 @@ mod figures;
 mod fills;
 mod fit;
 mod in_order;
+mod kernels;
 mod lock;
 mod measure;
 mod measure_host;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Scale(args) => scale::run(args),
         Command::Figures(args) => figures::run(args),
         Command::Fit(args) => fit::run(args),
+        Command::Kernels(args) => kernels::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Check(args) => check::run(args),

@@ -118,6 +118,8 @@ pub struct Case {
     pub set: OptionSet,
     /// Options.
     pub options: Options,
+    /// Those that were set by name.
+    pub named: BTreeSet<String>,
     /// Split.
     pub split: SplitChoice,
     /// Protocol.
@@ -269,6 +271,7 @@ impl Draft {
             problem,
             set: self.set,
             options,
+            named: self.overrides.iter().map(|(name, _)| name.clone()).collect(),
             split,
             protocol,
             fusion: self.fusion,
@@ -361,6 +364,27 @@ impl Case {
             fabric: self.target.machine.fabric,
             options: self.options.clone(),
         }
+    }
+
+    /// Whether the seed decides anything: noise, or who chooses which expert.
+    pub fn draws(&self) -> bool {
+        self.noise || self.options.iter().any(|(name, _)| name == ROUTING_SEED)
+    }
+
+    /// The options that were set by name, `name=value;...` in the order of names.
+    pub fn set_by_name(&self) -> String {
+        self.options_of(|name| self.named.contains(name)).join(";")
+    }
+
+    /// `name=value` of some options, in the order of names.
+    pub fn options_of(&self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+        let wanted = self.options.iter().filter(|(name, _)| wanted(name));
+        wanted.map(|(name, value)| format!("{name}={value}")).collect()
+    }
+
+    /// `name=value` of some options, in the order of names, each behind some text.
+    pub fn options_behind(&self, before: &str, wanted: impl Fn(&str) -> bool) -> String {
+        self.options_of(wanted).iter().fold(String::new(), |text, set| text + before + set)
     }
 
     /// How the simulator runs it with this clock.

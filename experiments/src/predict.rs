@@ -45,8 +45,12 @@ pub fn text(case: &Case, answer: &Answer) -> String {
     let prediction = &answer.prediction;
     let tuned = if case.split == SplitChoice::Auto { " (tuned)" } else { "" };
     let _ = writeln!(out, "{case}");
-    let _ =
-        writeln!(out, "options {}, protocol {}, {} execution", answer.option_set, answer.protocol, answer.execution);
+    let set = case.options_behind(", ", |name| case.named.contains(name));
+    let _ = writeln!(
+        out,
+        "options {}{set}, protocol {}, {} execution",
+        answer.option_set, answer.protocol, answer.execution
+    );
     if case.is_unfused() {
         let _ = writeln!(out, "split   none: each launch takes the SMs that it can get");
     } else {

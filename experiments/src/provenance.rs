@@ -21,6 +21,25 @@ const SCHEMA: u32 = 1;
 /// Git revision that the program was built from, if it was built in a checkout.
 pub const REVISION: Option<&str> = option_env!("TILEWIRE_REVISION");
 
+/// Plots that are named one by one at most.
+const NAMED_PLOTS: usize = 8;
+
+/// What was written, for a person: every table, and plots, each as PNG and SVG, by name while they are few.
+pub fn wrote(files: &[PathBuf]) -> String {
+    let is = |file: &Path, kind: &str| file.extension().is_some_and(|known| known == kind);
+    let (plots, others): (Vec<&PathBuf>, Vec<_>) = files.iter().partition(|file| is(file, "png") || is(file, "svg"));
+    let pictures: Vec<&&PathBuf> = plots.iter().filter(|file| is(file, "png")).collect();
+    let mut lines: Vec<String> = others.iter().map(|file| format!("wrote {}", file.display())).collect();
+    match pictures[..] {
+        [first, ..] if pictures.len() > NAMED_PLOTS => {
+            let folder = first.parent().unwrap_or(first).display();
+            lines.push(format!("wrote {} plots to {folder}, each as png and svg", pictures.len()));
+        }
+        _ => lines.extend(pictures.iter().map(|file| format!("wrote {} and .svg", file.display()))),
+    }
+    lines.into_iter().fold(String::new(), |text, line| text + &line + "\n")
+}
+
 /// A directory that a command writes to.
 pub struct Output {
     root: PathBuf,

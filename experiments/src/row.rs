@@ -24,6 +24,7 @@ pub fn columns() -> Vec<String> {
         [
             "option_set",
             "options",
+            "set",
             "protocol",
             "mode",
             "execution",
@@ -55,8 +56,8 @@ pub fn columns() -> Vec<String> {
 
 /// Whether a column holds numbers in every row.
 pub fn is_number(column: &str) -> bool {
-    let words = ["kernel", "form", "cluster", "machine", "fabric", "option_set", "options", "protocol", "mode"];
-    let more = ["execution", "clock", "noise", "status", "overlap_reason", "bound_by", "schedule_hash"];
+    let words = ["kernel", "form", "cluster", "machine", "fabric", "option_set", "options", "set", "protocol"];
+    let more = ["mode", "execution", "clock", "noise", "status", "overlap_reason", "bound_by", "schedule_hash"];
     !words.contains(&column) && !more.contains(&column)
 }
 
@@ -86,6 +87,7 @@ pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
     fields.extend([
         case.set.name().to_owned(),
         case.options.to_string().replace(',', ";"),
+        case.set_by_name(),
         case.protocol_name().to_owned(),
         case.mode().to_owned(),
         case.execution_name().to_owned(),

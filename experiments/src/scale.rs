@@ -14,7 +14,7 @@ use crate::plot::axis::Spread;
 use crate::plot::line::{LinePlot, Panel, Series};
 use crate::plot::style::{FUSED_SERIES, QUIET, UNFUSED_SERIES};
 use crate::plot::{self, Frame};
-use crate::provenance::{ExperimentText, Output, footer};
+use crate::provenance::{ExperimentText, Output, footer, wrote};
 use crate::row::{self, Outcome};
 use crate::table::Table;
 use rayon::prelude::*;
@@ -197,10 +197,13 @@ fn decide(hypothesis: &Hypothesis, study: &Study, rows: &[&[Vec<String>]]) -> Re
     })
 }
 
-/// Mean of two samples or more, and half the width of its confidence interval (Student's t).
+/// Mean of samples, and half the width of its confidence interval (Student's t); of one, which nothing was drawn for, none.
 fn interval(samples: &[f64], confidence: f64) -> (f64, f64) {
     let n = samples.len() as f64;
     let mean = samples.iter().sum::<f64>() / n;
+    if samples.len() == 1 {
+        return (mean, 0.0);
+    }
     let variance = samples.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0);
     let t = StudentsT::new(0.0, 1.0, n - 1.0).expect("a degree of freedom or more");
     (mean, t.inverse_cdf(f64::midpoint(1.0, confidence)) * (variance / n).sqrt())
@@ -222,7 +225,8 @@ fn by_ranks(experiment: &Experiment, rows: &[&[Vec<String>]]) -> Option<LinePlot
     let place = row::columns().iter().position(|column| column == "tflops_per_gpu")?;
     let mut lines: BTreeMap<(bool, String), BTreeMap<usize, Vec<f64>>> = BTreeMap::new();
     for (point, (case, _)) in experiment.cases().enumerate() {
-        let name = format!("{} {}, {} options", case.fusion.name(), case.name, case.set.name());
+        let set = experiment.set_behind(", ", case);
+        let name = format!("{} {}, {} options{set}", case.fusion.name(), case.name, case.set.name());
         let values = rows.iter().map(|replica| replica[point][place].parse().ok()).collect::<Option<Vec<f64>>>()?;
         let line = lines.entry((case.is_unfused(), name)).or_default();
         // Several shapes or splits of one cluster are no line.
@@ -249,7 +253,11 @@ fn by_ranks(experiment: &Experiment, rows: &[&[Vec<String>]]) -> Option<LinePlot
     Some(LinePlot {
         frame: Frame {
             title: experiment.question.clone(),
-            subtitle: format!("mean of {} replicates, band from the lowest to the highest; predicted", rows.len()),
+            subtitle: if rows.len() == 1 {
+                "predicted without noise".into()
+            } else {
+                format!("mean of {} replicates, band from the lowest to the highest; predicted", rows.len())
+            },
             footer: footer(&format!("experiment {}, seed {}, machine {machines}", experiment.name, experiment.seed)),
         },
         x_name: "GPUs".into(),
@@ -267,7 +275,10 @@ fn write_decisions(decisions: &[Decision], path: &Path) -> Result<(), Experiment
 }
 
 fn text_of(experiment: &Experiment, study: &Study, decisions: &[Decision], files: &[PathBuf]) -> String {
-    let mut table = Table::new(["verdict", "claim", "column", "mean", "low", "high", "claimed"]);
+    // Without anything that is drawn there is one value and no interval.
+    let drawn = study.replicates > 1;
+    let head = if drawn { vec!["mean", "low", "high"] } else { vec!["value"] };
+    let mut table = Table::new([vec!["verdict", "claim", "column"], head, vec!["claimed"]].concat());
     for decision in decisions {
         let verdict = match decision.verdict {
             Verdict::Holds => "holds",
@@ -282,9 +293,15 @@ fn text_of(experiment: &Experiment, study: &Study, decisions: &[Decision], files
         };
         let column = if decision.ratio { format!("ratio of {}", decision.column) } else { decision.column.clone() };
         let numbers = [decision.mean, decision.low, decision.high].map(|x| format!("{x:.4}"));
+        let numbers = numbers.into_iter().take(if drawn { 3 } else { 1 });
         table.row([verdict.to_owned(), decision.claim.clone(), column].into_iter().chain(numbers).chain([claimed]));
     }
     let mut text = format!("{}\n\n{}", experiment.question, table.render(2));
+    if !drawn {
+        text += "\nNo noise, so nothing is drawn and one run decides. All ranks in lockstep are an optimistic case, and the model's\n\
+                 error is not in it: see the README for what has been compared with measurements.\n";
+        return text + &wrote(files);
+    }
     let _ = writeln!(
         text,
         "\n{} replicates, seeds from {}; {} % interval of each mean by itself. It covers what the seeds draw (routing{}),\n\
@@ -294,10 +311,7 @@ fn text_of(experiment: &Experiment, study: &Study, decisions: &[Decision], files
         study.confidence * 100.0,
         if experiment.cases().all(|(case, _)| case.noise) { ", latencies, clocks, one late rank" } else { "" },
     );
-    for file in files {
-        let _ = writeln!(text, "wrote {}", file.display());
-    }
-    text
+    text + &wrote(files)
 }
 
 fn json_text(experiment: &Experiment, decisions: &[Decision], files: &[PathBuf]) -> String {

@@ -7,13 +7,13 @@ use crate::experiment::{Expect, Experiment, Group, Of};
 use crate::in_order::in_order;
 use crate::plan::{Fusion, OF_PHASES, Source, SplitChoice};
 use crate::plot;
-use crate::provenance::{ExperimentText, Output};
+use crate::provenance::{ExperimentText, Output, wrote};
 use crate::row::{self, Outcome};
 use crate::table::Table;
 use crate::{progress, sweep_plots};
 use rayon::prelude::*;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -254,12 +254,18 @@ fn best<'a>(rows: &'a [Row], groups: usize) -> Vec<Option<&'a Answer>> {
 
 /// The summary for a person.
 pub fn text(experiment: &Experiment, summary: &Summary) -> String {
+    let cases = || experiment.groups.iter().map(|group| &group.case);
+    let shapes: BTreeSet<_> = cases().map(|case| (case.name, case.problem.to_string())).collect();
+    let sizes: BTreeSet<_> = cases().map(|case| (case.name, case.problem.size())).collect();
+    // The size tells shapes apart where one of its fields follows from it.
+    let by_size = shapes.len() == sizes.len();
     let mut table = Table::new([
         "kernel",
         "form",
         "cluster",
-        "size",
+        if by_size { "size" } else { "shape" },
         "options",
+        "set",
         "protocol",
         "best split",
         "time_us",
@@ -275,8 +281,9 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
             case.name.to_owned(),
             case.fusion.name().to_owned(),
             case.target.to_string(),
-            case.problem.size().to_string(),
+            if by_size { case.problem.size().to_string() } else { case.problem.to_string() },
             case.set.name().to_owned(),
+            experiment.set_behind(" ", case).trim_start().to_owned(),
             answer.protocol.to_owned(),
             if case.is_unfused() { "-".into() } else { answer.split.to_string() },
             format!("{:.2}", answer.prediction.time_us),
@@ -294,10 +301,11 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
     }
     let _ = writeln!(text, "\n{} of {} points", summary.rows.len(), summary.points);
     text += &overlap_reasons(&summary.rows);
-    for file in &summary.files {
-        let _ = writeln!(text, "wrote {}", file.display());
+    if experiment.groups.len() > sweep_plots::MAX_GROUPS {
+        let left = experiment.groups.len() - sweep_plots::MAX_GROUPS;
+        let _ = writeln!(text, "no plots of the splits of {left} more schedules; choose fewer to see them");
     }
-    text
+    text + &wrote(&summary.files)
 }
 
 /// Why `overlap` lies outside 0 to 1, and in how many rows.

@@ -19,10 +19,10 @@ use crate::provenance::footer;
 use crate::row::Outcome;
 use crate::sweep::Row;
 use std::collections::{BTreeMap, BTreeSet};
-use tilewire_kernels::RoleKind;
+use tilewire_kernels::{ProblemKind, RoleKind};
 
 /// Schedules that get plots of their own at most.
-const MAX_GROUPS: usize = 12;
+pub const MAX_GROUPS: usize = 12;
 
 /// Lines of a plot at most.
 const MAX_LINES: usize = 8;
@@ -48,7 +48,8 @@ pub fn plots(experiment: &Experiment, rows: &[Row]) -> Vec<(String, Plot)> {
     for (&g, answers) in by_group.iter().take(MAX_GROUPS) {
         let case = &experiment.groups[g].case;
         let roles = varying(answers);
-        let name = |what: &str| if several { format!("{what}.{}", file_name(g, case)) } else { what.to_owned() };
+        let name =
+            |what: &str| if several { format!("{what}.{}", file_name(experiment, g, case)) } else { what.to_owned() };
         for &role in &roles {
             plots.push((name(&format!("time_{}", role.short())), Plot::Line(against(experiment, case, answers, role))));
         }
@@ -62,13 +63,14 @@ pub fn plots(experiment: &Experiment, rows: &[Row]) -> Vec<(String, Plot)> {
     plots
 }
 
-fn file_name(g: usize, case: &Case) -> String {
+fn file_name(experiment: &Experiment, g: usize, case: &Case) -> String {
     let form = match case.fusion {
         Fusion::Fused => "",
         Fusion::Unfused => "-unfused",
         Fusion::BulkSynchronous => "-bulk_synchronous",
     };
-    format!("{g:02}-{}{form}-{}-{}", case.name, case.target, case.problem.size())
+    let set = experiment.set_behind("-", case);
+    format!("{g:02}-{}{form}-{}-{}{set}", case.name, case.target, case.problem.size())
 }
 
 /// Roles whose counts vary, those that vary freely: the one that takes the rest follows from the others.
@@ -120,14 +122,19 @@ fn against(experiment: &Experiment, case: &Case, answers: &[&Answer], role: Role
         time.band = best.iter().map(|(&ctas, a)| (f64::from(ctas), a.prediction.time_us, slowest[&ctas])).collect();
     }
     time.mark = fastest.map(|(&ctas, a)| {
-        let text = format!("best {:.1} us: {}", a.prediction.time_us, a.split);
+        let text = format!("best: {:.2} us at {}", a.prediction.time_us, a.split);
         ((f64::from(ctas), a.prediction.time_us), text)
     });
     let overlap = Series::line("", OVERLAP, points(|answer| answer.prediction.overlap * 100.0));
     let best_of = if others { "; line: best over the other roles, shaded: up to the worst" } else { "" };
     LinePlot {
         frame: Frame {
-            title: format!("{}: time and overlap against {} SMs", case.name, role.name()),
+            title: format!(
+                "{}: time and overlap against {} SMs{}",
+                case.name,
+                role.name(),
+                experiment.set_behind(", ", case)
+            ),
             subtitle: subtitle(case) + best_of,
             footer: sources(experiment, [case]),
         },
@@ -156,7 +163,13 @@ fn heat(experiment: &Experiment, case: &Case, answers: &[&Answer], x: RoleKind, 
     let others = answers.len() > values.iter().flatten().flatten().count();
     HeatMap {
         frame: Frame {
-            title: format!("{}: time by {} and {} SMs", case.name, x.name(), y.name()),
+            title: format!(
+                "{}: time by {} and {} SMs{}",
+                case.name,
+                x.name(),
+                y.name(),
+                experiment.set_behind(", ", case)
+            ),
             subtitle: subtitle(case) + if others { ", best over the other roles" } else { "" },
             footer: sources(experiment, [case]),
         },
@@ -184,19 +197,17 @@ fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) ->
         |case| case.fusion.name().to_owned(),
     ];
     let (varied, common): (Vec<_>, Vec<_>) = parts.into_iter().partition(|&part| differs(part));
-    let words = |parts: &[fn(&Case) -> String], case: &Case, between: &str| {
-        parts.iter().map(|part| part(case)).collect::<Vec<_>>().join(between)
-    };
+    let words =
+        |parts: &[fn(&Case) -> String], case: &Case| parts.iter().map(|part| part(case)).collect::<Vec<_>>().join(", ");
     for (&g, answers) in by_group {
         let case = &experiment.groups[g].case;
         let best = answers.iter().min_by(|a, b| a.prediction.time_us.total_cmp(&b.prediction.time_us))?;
-        lines
-            .entry((case.is_unfused(), words(&varied, case, ", ")))
-            .or_default()
-            .push((case.problem.size() as f64, best));
+        let name = words(&varied, case) + &experiment.set_behind(", ", case);
+        let line = lines.entry((case.is_unfused(), name.trim_start_matches(", ").to_owned())).or_default();
+        line.push((case.problem.size() as f64, best));
     }
     let sizes: BTreeSet<u64> = experiment.groups.iter().map(|group| group.case.problem.size()).collect();
-    // Several schedules of one size, as options vary, are no line.
+    // Several schedules of one size, as fields of its shape vary, are no line.
     let unique = |line: &Vec<(f64, &Answer)>| {
         line.iter().map(|(size, _)| *size as u64).collect::<BTreeSet<_>>().len() == line.len()
     };
@@ -217,13 +228,20 @@ fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) ->
     };
     let cases = || experiment.groups.iter().map(|group| &group.case);
     let case = cases().next()?;
+    let kinds: Vec<ProblemKind> = cases().map(|case| case.kernel.problem_kind()).collect();
+    let sizes_of = match kinds[0] {
+        kind if kinds.iter().any(|&other| other != kind) => "size: m, tokens or sequence",
+        ProblemKind::Gemm => "m [rows]",
+        ProblemKind::Moe => "tokens over all GPUs",
+        ProblemKind::Attention => "sequence over all GPUs",
+    };
     Some(LinePlot {
         frame: Frame {
             title: experiment.question.clone(),
-            subtitle: format!("{}; best split of each point", words(&common, case, ", ")),
+            subtitle: format!("{}; best split of each point", words(&common, case)),
             footer: sources(experiment, cases()),
         },
-        x_name: "size: m, tokens or sequence".into(),
+        x_name: sizes_of.into(),
         x_spread: Spread::Log,
         panels: vec![
             Panel {

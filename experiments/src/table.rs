@@ -11,8 +11,8 @@ pub struct Table {
 
 impl Table {
     /// A table with these headers.
-    pub fn new<const N: usize>(headers: [&str; N]) -> Self {
-        Self { headers: headers.map(str::to_owned).to_vec(), rows: Vec::new() }
+    pub fn new<'a>(headers: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { headers: headers.into_iter().map(str::to_owned).collect(), rows: Vec::new() }
     }
 
     /// Adds a row; missing cells are empty.

@@ -237,7 +237,7 @@ fn a_sweep_is_refused_before_anything_is_written() {
         ("m = [2048, 4096]", "m = nan", "small.toml:7:5: shape.m: nan, allowed: a whole number"),
         ("n = 4096", "n = 4096\nn = 8192", "small.toml:9:1: duplicate key"),
         ("k = 256", "k = 256\ndepth = 3", "small.toml:10:1: shape.depth: unknown key, allowed: "),
-        ("question", "questio", "small.toml:1:1: question: missing"),
+        ("question", "questio", "small.toml:1:1: questio: unknown key, allowed: question, "),
         ("\"rest\"", "\"most\"", "small.toml:12:11: split.compute: \"most\", allowed: \"rest\""),
         ("send = [1, 4]", "send = [1, 1]", "small.toml:13:12: split.send: 1 stands twice in the list"),
         ("send = [1, 4]", "send = [1, 4]\nintra = [1, 4]", "role intra_comm has no work"),

@@ -243,7 +243,7 @@ fn experiment_files_are_refused_at_line_and_column() {
             "split = [\"compute=100,send=2,reduce=4\", \"send=2,compute=100,reduce=4\"]",
             "x.toml:6:41: split: \"send=2,compute=100,reduce=4\" is a split that stands before",
         ),
-        ("split = {", "splits = {", "split: missing"),
+        ("split = {", "splits = {", "splits: unknown key, allowed: question, "),
     ] {
         let directory = empty();
         assert!(SWEEP.contains(from), "{from}");

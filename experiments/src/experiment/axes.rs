@@ -5,7 +5,7 @@ use crate::document::{Node, Table};
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Draft, Fusion, Part, ResolveError, Source};
 use crate::shape;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tilewire_kernels::{OptionSet, RoleKind, RoleSplit};
 
 /// CTAs of a role in a grid.
@@ -96,6 +96,15 @@ impl<'a> Axes<'a> {
             fusions,
             baseline_node,
         })
+    }
+
+    /// Names of options that have several values.
+    pub(super) fn varied(&self) -> BTreeSet<String> {
+        let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (_, name, value) in self.overrides.iter().flatten() {
+            values.entry(name).or_default().insert(value);
+        }
+        values.into_iter().filter(|(_, values)| values.len() > 1).map(|(name, _)| name.to_owned()).collect()
     }
 
     /// Calls `f` for every schedule, in order.

@@ -130,7 +130,11 @@ impl HeatMap {
         canvas.text(&self.value_name, (bar.left, area.top + 4.0), letters(14.0))?;
         if let Some((x, y, value)) = self.best() {
             let (x_name, y_name) = (bare(&self.x_name), bare(&self.y_name));
-            let text = format!("best: {value:.2} at {x_name} {}, {y_name} {}", self.xs[x], self.ys[y]);
+            let unit = self
+                .value_name
+                .split_once(" [")
+                .map_or(String::new(), |(_, unit)| format!(" {}", unit.trim_end_matches(']')));
+            let text = format!("best: {value:.2}{unit} at {x_name} {}, {y_name} {}", self.xs[x], self.ys[y]);
             canvas.text(&text, (area.left, area.top - 14.0), letters(14.0).bold())?;
         }
         Ok(())

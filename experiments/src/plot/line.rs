@@ -5,7 +5,6 @@ use super::canvas::{Area, Canvas, Drawn, Point, letters};
 use super::style::{INK, PAPER};
 use super::{Drawing, Frame, SIZE};
 use plotters::prelude::DrawingBackend;
-use plotters::style::text_anchor::{HPos, VPos};
 use plotters::style::{Color, RGBColor};
 
 /// A line with an optional band and optional dots.
@@ -21,7 +20,7 @@ pub struct Series {
     pub band: Vec<(f64, f64, f64)>,
     /// Measured or published points: x, y, low, high.
     pub dots: Vec<(f64, f64, f64, f64)>,
-    /// A point that is marked and what is written beside it.
+    /// A point that is marked, and what is written of it above the panel: one of a panel.
     pub mark: Option<(Point, String)>,
 }
 
@@ -70,7 +69,8 @@ impl Series {
 impl Drawing for LinePlot {
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>) -> Drawn {
         canvas.frame(&self.frame)?;
-        let top = self.legend(canvas)?;
+        let marked = self.panels.first().is_some_and(|panel| panel.series.iter().any(|series| series.mark.is_some()));
+        let top = self.legend(canvas)? + if marked { 10.0 } else { 0.0 };
         let whole = Area { left: 122.0, top, right: f64::from(SIZE.0) - 48.0, bottom: f64::from(SIZE.1) - 98.0 };
         let x = Axis::of(self.panels.iter().flat_map(|p| &p.series).flat_map(Series::xs), self.x_spread, 16);
         let gap = 28.0;
@@ -154,15 +154,9 @@ impl Panel {
         }
         for series in &self.series {
             let Some((point, text)) = &series.mark else { continue };
-            let at = place(*point);
-            canvas.ring(at, 7.0, series.color, 3.0)?;
-            let lettering = letters(14.0).bold().color(series.color);
-            // Towards the middle, so that the text stays inside, and away from the line's neighbours.
-            let left = at.0 > f64::midpoint(area.left, area.right);
-            let above = at.1 - area.top > 34.0;
-            let (h, dx) = if left { (HPos::Right, -2.0) } else { (HPos::Left, 2.0) };
-            let (v, dy) = if above { (VPos::Bottom, -14.0) } else { (VPos::Top, 14.0) };
-            canvas.text(text, (at.0 + dx, at.1 + dy), lettering.at(h, v))?;
+            canvas.ring(place(*point), 7.0, series.color, 3.0)?;
+            // Above, where neither the line nor its band can run through it.
+            canvas.text(text, (area.left, area.top - 14.0), letters(14.0).bold().color(series.color))?;
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! What must happen to the time when the question changes.
 
 use crate::support::*;
+use std::collections::BTreeMap;
 use tilewire_kernels::schedule::{At, Claim};
-use tilewire_kernels::{Fabric, OptionSet, RoleKind, Schedule};
+use tilewire_kernels::{Fabric, OptionSet, Problem, RoleKind, RoleSplit, Schedule, Spec, kernel};
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::{Machine, engine};
 
@@ -79,6 +80,80 @@ fn worse_is_never_faster_without_sharing_and_every_speed_up_with_sharing_has_a_w
         println!("  {witness}");
     }
     assert!(witnesses.len() < 90, "sharing inverts more than a tenth of all changes");
+}
+
+/// A run of one rank that stands for all, with the tasks of every worker in the order in which it took them.
+///
+/// Not `shared`: without the links, the memory and the power that CTAs share, and without what computing CTAs cost others.
+fn taken(case: &Case, machine: &Machine, split: RoleSplit, shared: bool) -> (u64, BTreeMap<[u32; 3], Vec<u32>>) {
+    let lonely = [("interpreter.crowd_ns", 0.0), ("interpreter.move_crowd_per_cta", 0.0)];
+    let machine = if shared { machine.clone() } else { with(machine.clone(), &lonely) };
+    let mut compiled = Compiled::new(&case.schedule, &machine, &mirror()).expect("compiles");
+    if !shared {
+        compiled.capacities.fill((1 << 60, 0));
+        compiled.power = None;
+    }
+    let run = engine::run(&compiled, &split, Form::Whole, true).expect("runs");
+    let mut taken: BTreeMap<_, Vec<(u64, u32)>> = BTreeMap::new();
+    for task in &run.timeline {
+        taken.entry([task.role, task.cta, task.lane]).or_default().push((task.taken, task.task));
+    }
+    let in_order = |mut tasks: Vec<(u64, u32)>| {
+        tasks.sort_unstable();
+        tasks.into_iter().map(|(_, task)| task).collect()
+    };
+    (run.end, taken.into_iter().map(|(worker, tasks)| (worker, in_order(tasks))).collect())
+}
+
+/// The judged attention that doubled flag costs speed up most: copies come later, when fewer CTAs compute beside them.
+fn attention(machine: &Machine) -> Case {
+    let problem = Problem::Attention { seq: 12_288, batch: 4, heads: 8, head_dim: 128 };
+    let kernel = kernel("ring_attention").expect("in the registry");
+    let options = kernel.options(OptionSet::Tilewire, &problem, cluster(1, 8));
+    let spec = Spec { problem, cluster: cluster(1, 8), fabric: machine.fabric, options };
+    let schedule = kernel.build(&spec).expect("a legal shape");
+    Case { name: format!("ring_attention {problem}"), set: OptionSet::Tilewire, spec, schedule }
+}
+
+/// Each is reported with its witness: without what CTAs share it is gone, or else some CTA takes other tasks, as list
+/// scheduling has it.
+#[test]
+fn every_speed_up_by_a_dearer_step_of_the_device_code_has_a_witness() {
+    let machine = shipped_machine("h200-1gpu");
+    let costs: Vec<(String, f64)> = machine
+        .params()
+        .into_iter()
+        .filter(|(name, _)| name.ends_with("_ns") && (name.starts_with("interpreter.") || name.starts_with("flags.")))
+        .map(|(name, param)| (name, param.value))
+        .collect();
+    let (mut changes, mut witnesses) = (0, Vec::new());
+    let cases = kernels(OptionSet::Tilewire, cluster(1, 8), machine.fabric, 4).into_iter();
+    for case in cases.chain([attention(&machine)]) {
+        for others in [2, 6, 16, 40] {
+            let split = RoleSplit { compute: 132 - others, ..case.split(others) };
+            let before = [true, false].map(|shared| taken(&case, &machine, split, shared));
+            for (name, ns) in &costs {
+                let dearer = with(machine.clone(), &[(name, 2.0 * ns)]);
+                let after = [true, false].map(|shared| taken(&case, &dearer, split, shared));
+                let [shared, alone] = [0, 1].map(|i| [before[i].0, after[i].0]);
+                let what = format!("{}, {split}, twice {name}: {shared:?} ps shared, {alone:?} ps alone", case.name);
+                let order = before[1].1.iter().find(|&(worker, tasks)| after[1].1.get(worker) != Some(tasks));
+                assert!(alone[1] >= alone[0] || order.is_some(), "{what}: nothing shared and the same order");
+                changes += 1;
+                if shared[1] < shared[0] {
+                    let by = if alone[1] >= alone[0] { "by what is shared" } else { "by another order" };
+                    witnesses.push((1.0 - shared[1] as f64 / shared[0] as f64, format!("{what}, {by}")));
+                }
+            }
+        }
+    }
+    witnesses.sort_by(|a, b| b.0.total_cmp(&a.0));
+    println!("{} speed-ups of {changes} dearer steps", witnesses.len());
+    for (gain, witness) in &witnesses {
+        println!("  {:.2} %: {witness}", gain * 100.0);
+    }
+    assert!(witnesses.len() * 10 < changes, "more than a tenth of all dearer steps are faster");
+    assert!(witnesses.iter().all(|(gain, _)| *gain < 0.05), "by more than 5 %");
 }
 
 #[test]

@@ -154,6 +154,7 @@ pub fn shipped_machine(name: &str) -> Machine {
         "h200-cx7" => include_str!("../../../data/machines/h200-cx7.toml"),
         "h100-nvlink" => include_str!("../../../data/machines/h100-nvlink.toml"),
         "h200-nvlink" => include_str!("../../../data/machines/h200-nvlink.toml"),
+        "h200-1gpu" => include_str!("../../../data/machines/h200-1gpu.toml"),
         other => panic!("no machine {other}"),
     };
     Machine::parse(name, text).expect("shipped machines are valid")

@@ -1,0 +1,84 @@
+//! Options of kernels as a user meets them: `kernels`, and `[set]` lists in tables, columns, plots and claims.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+fn run(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_tilewire")).args(arguments).current_dir(folder).output();
+    let output = output.expect("the binary");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+const HEAD: &str = "question = \"?\"\nkernel = \"gemm_rs\"\ncluster = \"2x2-h200-efa\"\n";
+const SHAPE: &str = "shape = { m = [1024, 2048], n = 1024, k = 512 }\n";
+const LISTS: &str = "[set]\nsend_order = [\"any\", \"in_order\"]\nchunk_tiles = 2\n[split]\ncompute = \"rest\"\n\
+                     send = [2, 4]\nreduce = 8\n";
+
+#[test]
+fn what_varies_in_set_is_told_in_tables_columns_names_and_titles() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let claim = "[[expect]]\nclaim = \"c\"\nof = \"every\"\ncolumn = \"time_us\"\nat_least = 0\n\
+                 where = { set = \"chunk_tiles=2;send_order=in_order\" }\n";
+    fs::write(folder.path().join("x.toml"), format!("{HEAD}{SHAPE}{LISTS}{claim}")).expect("a file");
+    let (code, out, error) = run(folder.path(), &["sweep", "x.toml", "-o", "out"]);
+    assert_eq!(code, Some(0), "{error}");
+    for order in ["any", "in_order"] {
+        // What all schedules share is in no cell.
+        let rows = out.lines().filter(|line| line.contains(&format!("  send_order={order}  "))).count();
+        assert_eq!(rows, 2, "{out}");
+    }
+    let mut rows = csv::Reader::from_path(folder.path().join("out/rows.csv")).expect("rows");
+    let place = rows.headers().expect("columns").iter().position(|column| column == "set").expect("a column");
+    let sets: Vec<String> = rows.records().map(|row| row.expect("a row")[place].to_owned()).collect();
+    let [any, in_order] = ["any", "in_order"].map(|order| format!("chunk_tiles=2;send_order={order}"));
+    let (any, in_order) = (any.as_str(), in_order.as_str());
+    assert_eq!(sets, [any, any, in_order, in_order, any, any, in_order, in_order]);
+    let plot = folder.path().join("out/time_send.03-gemm_rs-2x2-h200-efa-2048-send_order=in_order.svg");
+    let plot = fs::read_to_string(&plot).unwrap_or_else(|error| panic!("{}: {error}", plot.display()));
+    assert!(plot.contains("against inter_send SMs, send_order=in_order"), "the title");
+    let lines = fs::read_to_string(folder.path().join("out/size.svg")).expect("a line for each order");
+    assert!(lines.contains("send_order=any") && lines.contains("send_order=in_order"), "the legend");
+}
+
+#[test]
+fn hypotheses_without_noise_are_decided_by_one_run_and_name_points_by_what_is_set() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let study = |more: &str| {
+        let text = format!(
+            "{HEAD}noise = false\n{more}shape = {{ m = 2048, n = 1024, k = 512 }}\nsplit = \"compute=120,send=4,reduce=8\"\n\
+             [set]\nsend_order = [\"any\", \"in_order\"]\n[[hypothesis]]\nclaim = \"c\"\ncolumn = \"time_us\"\n\
+             of = {{ set = \"send_order=in_order\" }}\nthan = {{ set = \"send_order=any\" }}\nat_least = 0.5\n"
+        );
+        fs::write(folder.path().join("x.toml"), text).expect("a file");
+        run(folder.path(), &["scale", "x.toml", "-o", "out"])
+    };
+    for wrong in ["replicates = 4\n", "confidence = 0.9\n"] {
+        let (code, _, error) = study(wrong);
+        assert!(code == Some(2) && error.contains("nothing is drawn without noise"), "{error}");
+        assert!(!folder.path().join("out").exists());
+    }
+    let (code, out, error) = study("");
+    assert_eq!(code, Some(0), "{error}");
+    assert!(out.contains("one run decides") && !out.contains("interval"), "{out}");
+    let rows = fs::read_to_string(folder.path().join("out/rows.csv")).expect("rows");
+    assert!(rows.lines().count() == 3 && rows.contains(",folded,"), "{rows}");
+}
+
+#[test]
+fn every_option_of_every_kernel_is_explained() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (code, list, _) = run(folder.path(), &["kernels"]);
+    assert_eq!(code, Some(0));
+    for kernel in tilewire_kernels::KERNELS {
+        assert!(list.contains(kernel.name()) && list.contains(kernel.summary()), "{list}");
+        let (code, text, _) = run(folder.path(), &["kernels", kernel.name()]);
+        assert_eq!(code, Some(0));
+        for spec in kernel.option_specs() {
+            assert!(text.contains(&format!("\n  {}  {}\n", spec.name, spec.values)), "{}: {text}", spec.name);
+        }
+    }
+    let (code, _, error) = run(folder.path(), &["kernels", "gemm"]);
+    assert!(code == Some(2) && error.contains("no kernel \"gemm\", allowed: ag_gemm"), "{error}");
+}
