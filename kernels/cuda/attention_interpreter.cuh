@@ -39,14 +39,16 @@ struct AttentionInterpreter : Interpreter<AttentionInterpreter<Consumers, Overla
 
   static DEVICE u32 load_ahead(u32 smem, const typename Orders::Counts&) {
     typename Tile::Loader me(0);
-    Tile::load_step(smem, me, operands(smem, 0), 0);
+    Tile::template load_step<true>(smem, me, operands(smem, 0), 0);
     return 1;
   }
 
   static DEVICE void load(u32 smem, const Program& p, u32 ahead) {
     typename Tile::Loader me(ahead);
-    u32 turn = 0;
-    for (u32 index = Orders::begin(smem, p, kJoin, kHasRole); index != kNone; index = Orders::await(smem, ++turn)) {
+    if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
+    for (u32 turn = 0;; ++turn) {
+      const u32 index = Orders::await(smem, turn);
+      if (index == kNone) return;
       stamp_taken(p, index);
       const typename Orders::Counts counts = Orders::counts(smem, turn);
       const u32 waited_for = Orders::await_start(smem, p, turn, index, counts.start_waits);

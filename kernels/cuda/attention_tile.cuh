@@ -87,30 +87,34 @@ struct AttentionTile {
   // What a step loads, in the order in which places come free: the first K before Q, which waits until the task before is
   // over with its own; with overlap K of a step before V of the step before it, because that V's place is free only half a
   // step before this K is needed.
+  // Where Free, all places are known to be.
+  template <bool Free>
   static DEVICE void load_step(u32 smem, Loader& me, const Operands& of, u32 j) {
-    load_block(smem + kK, smem + kKFull, smem + kKEmpty, me.k_at, of.k, of.k_row + j * kKvRows);
+    load_block<Free>(smem + kK, smem + kKFull, smem + kKEmpty, me.k_at, of.k, of.k_row + j * kKvRows);
     if (j == 0) {
-      mbarrier_wait(smem + kQEmpty, me.q_parity);
+      if constexpr (!Free) mbarrier_wait(smem + kQEmpty, me.q_parity);
       me.q_parity ^= 1;
       mbarrier_arrive_expect_bytes(smem + kQFull, kQBytes);
       tma_load(smem + kQ, of.q, smem + kQFull, of.q_row, 0);
     }
-    if (!Overlapped || j > 0) load_v(smem, me, of, Overlapped ? j - 1 : j);
+    if (!Overlapped || j > 0) load_v<Free>(smem, me, of, Overlapped ? j - 1 : j);
   }
+  template <bool Free>
   static DEVICE void load_v(u32 smem, Loader& me, const Operands& of, u32 j) {
-    load_block(smem + kV, smem + kVFull, smem + kVEmpty, me.v_at, of.v, of.v_row + j * kKvRows);
+    load_block<Free>(smem + kV, smem + kVFull, smem + kVEmpty, me.v_at, of.v, of.v_row + j * kKvRows);
   }
   // A task from step `first` on. `before(j)` comes before step j's loads.
   template <class Before>
   static DEVICE void load_task(u32 smem, Loader& me, const Operands& of, u32 first, u32 steps, Before before) {
     for (u32 j = first; j < steps; ++j) {
       before(j);
-      load_step(smem, me, of, j);
+      load_step<false>(smem, me, of, j);
     }
-    if constexpr (Overlapped) load_v(smem, me, of, steps - 1);
+    if constexpr (Overlapped) load_v<false>(smem, me, of, steps - 1);
   }
+  template <bool Free>
   static DEVICE void load_block(u32 to, u32 full, u32 empty, RingPosition& at, const TensorMap* map, u32 row) {
-    mbarrier_wait(empty + at.slot * 8, at.parity ^ 1);
+    if constexpr (!Free) mbarrier_wait(empty + at.slot * 8, at.parity ^ 1);
     mbarrier_arrive_expect_bytes(full + at.slot * 8, kKvBytes);
     tma_load(to + at.slot * kKvBytes, map, full + at.slot * 8, row, 0);
     at.template advance<Stages>();

@@ -54,8 +54,10 @@ struct GemmInterpreter : Interpreter<GemmInterpreter<LoopPipelined, DrainRule>> 
 
   static DEVICE void load(u32 smem, const Program& p, u32 ahead) {
     RingPosition at = {ahead % kStages, ahead / kStages};
-    u32 turn = 0;
-    for (u32 index = Orders::begin(smem, p, kJoin, kHasRole); index != kNone; index = Orders::await(smem, ++turn)) {
+    if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
+    for (u32 turn = 0;; ++turn) {
+      const u32 index = Orders::await(smem, turn);
+      if (index == kNone) return;
       stamp_taken(p, index);
       const typename Orders::Counts counts = Orders::counts(smem, turn);
       const u32 waited_for = Orders::await_start(smem, p, turn, index, counts.start_waits);

@@ -87,24 +87,24 @@ struct OrderRing {
     return min(lane_id() * 16, kHead + kBytes - 16);
   }
 
-  // The loader's thread: the CTA's first tile. Waits at `join` for the role, if the CTA begins with other work; kNone if it
+  // The loader's thread: the CTA's first tile. Waits at `join` for the role, if the CTA begins with other work; false if it
   // comes to none with tiles.
-  static DEVICE u32 begin(u32 smem, const Program& p, u32 join, u32 has_role) {
+  static DEVICE bool begin(u32 smem, const Program& p, u32 join, u32 has_role) {
     const u32 index = start().index;
     if (index != kNone) {
       store_shared(smem + kIndex, index);
       mbarrier_arrive(smem + kFull);
-      return index;
+      return true;
     }
     if (start().of.tiles == 0) {
       mbarrier_wait(smem + join, 0);
       if (load_shared(smem + has_role) == 0) {
         claim_none(smem, 0);
-        return kNone;
+        return false;
       }
     }
     claim(smem, p, 0);
-    return await(smem, 0);
+    return true;
   }
 
   // The `turn`-th tile, or kNone; its order has come.
