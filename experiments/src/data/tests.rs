@@ -127,7 +127,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("measured/h200-fills-2026-11-30.csv", 30),
         ("measured/h200-hbm-2026-11-30.csv", 177),
         ("measured/h200-interpreter-2026-11-29.csv", 143),
-        ("measured/h200-interpreter-2026-11-30.csv", 184),
+        ("measured/h200-interpreter-2026-11-30.csv", 472),
         ("measured/h200-leads-2026-11-30.csv", 24),
         ("measured/h200-mirror-fit-2026-11-30.csv", 166),
         ("measured/h200-mirror-judged-2026-11-30.csv", 240),
