@@ -9,7 +9,8 @@ import sys
 import tempfile
 
 FIRST = "data/measured/nvlink-gemm-family-1x2-2026-11-29.csv"
-JUDGED = "data/measured/nvlink-judged-1x2-2026-11-30.csv"
+THIRD = "data/measured/nvlink-judged-1x2-2026-11-30.csv"
+JUDGED = "data/measured/nvlink-judged-1x2-run4-2026-11-30.csv"
 UNFUSED = "data/measured/nvlink-unfused-1x2-2026-11-30.csv"
 EMULATED = "data/measured/nvlink-emulated-{}-2x1-2026-11-30.csv"
 FIT = "data/measured/nvlink-fit-1x2-2026-11-29.csv"
@@ -69,20 +70,21 @@ print("| predictions | rows | median | 95th percentile | recommended split costs
 print("|---|---|---|---|---|")
 line("first run, predicted before it", [off(row["predicted_before_us"], row) for row in old if row["run"] == "1"])
 line("second run, predicted before it", [off(row["predicted_before_us"], row) for row in old if row["run"] == "2"])
-judged = read(JUDGED)
 before = "predicted_before_us"
-line("third run, predicted before it", [off(row[before], row) for row in judged], split_cost(judged, before))
+third, judged = read(THIRD), read(JUDGED)
+for name, run in (("third", third), ("fourth", judged)):
+    line(f"{name} run, predicted before it", [off(row[before], row) for row in run], split_cost(run, before))
 for kernel in sorted({row["kernel"] for row in judged}):
     rows = [row for row in judged if row["kernel"] == kernel]
     line(f"of these {kernel}", [off(row[before], row) for row in rows], split_cost(rows, before))
 pairs = now(JUDGED)
 column = "predicted_time_us"
-line("third run, predicted now", [off(row[column], row) for row in pairs], split_cost(pairs, column))
+line("fourth run, predicted now", [off(row[column], row) for row in pairs], split_cost(pairs, column))
 for fabric in ("ib", "efa"):
     rows = read(EMULATED.format(fabric))
     line(f"two emulated nodes, {fabric}, predicted before it", [off(row[before], row) for row in rows], split_cost(rows, before))
 
-threads = {row["schedule_hash"]: float(row["time_us"]) for row in read(FIT) + judged}
+threads = {row["schedule_hash"]: float(row["time_us"]) for row in read(FIT) + third}
 ratios = sorted(float(row["time_us"]) / threads[row["schedule_hash"]] for row in read(PROCESSES))
 print()
 print(f"A process per GPU over a thread per GPU, {len(ratios)} points: {quantile(ratios, 0.5):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")

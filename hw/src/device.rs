@@ -326,6 +326,24 @@ pub struct Module {
 }
 
 impl Module {
+    /// Address of a variable of `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`HwError::Cuda`].
+    ///
+    /// # Panics
+    /// If the device has it in another size: one of the two sides was forgotten.
+    pub(crate) fn variable(&self, name: &str, bytes: usize) -> Result<sys::CUdeviceptr, HwError> {
+        let text = CString::new(name).unwrap_or_default();
+        let (mut address, mut size) = (0, 0);
+        // SAFETY: as in `function`.
+        check("cuModuleGetGlobal", unsafe {
+            sys::cuModuleGetGlobal_v2(&raw mut address, &raw mut size, self.module, text.as_ptr())
+        })?;
+        assert_eq!(size, bytes, "size of {name}");
+        Ok(address)
+    }
+
     /// An entry, allowed `smem` bytes of dynamic shared memory.
     ///
     /// # Errors

@@ -94,7 +94,7 @@ pub struct Runner<'a> {
     times: DeviceMemory,
     /// By task, when they are recorded.
     stamps: Option<DeviceMemory>,
-    maps: Box<[TensorMap; MAX_MAPS]>,
+    maps: Vec<TensorMap>,
     handles: Handles,
     fifo: SharedMemory,
     blocked: SharedMemory,
@@ -109,6 +109,8 @@ pub struct Runner<'a> {
 struct Handles {
     module: Module,
     function: sys::CUfunction,
+    /// `tensor_maps` of `program.cuh`: what runs next is written there.
+    maps: sys::CUdeviceptr,
     /// Before the first launch and after the last, for every run of a batch.
     events: Vec<[sys::CUevent; 2]>,
 }
@@ -158,11 +160,6 @@ impl<'a> Runner<'a> {
         addresses: &Addresses,
     ) -> Result<Self, HwError> {
         device.make_current()?;
-        let mut maps = Box::new([TensorMap([0; 16]); MAX_MAPS]);
-        for (slot, map) in maps.iter_mut().zip(&program.maps) {
-            let base = addresses.arenas[map.arena as usize];
-            *slot = tensor_map(map, base, program.arenas[map.arena as usize])?;
-        }
         let events = (0..MAX_BATCH).map(|_| Ok([new_event()?, new_event()?])).collect::<Result<_, HwError>>()?;
         let mut runner = Self {
             remote: None,
@@ -177,10 +174,15 @@ impl<'a> Runner<'a> {
             memory: Arrays::new(&program, addresses)?,
             times: cta_times_memory(&program)?,
             stamps: None,
-            handles: Handles { module, function: module.function(&program.entry, SMEM_BYTES)?, events },
+            handles: Handles {
+                module,
+                function: module.function(&program.entry, SMEM_BYTES)?,
+                maps: module.variable("tensor_maps", MAX_MAPS * size_of::<TensorMap>())?,
+                events,
+            },
             addresses: addresses.clone(),
             program: Program::default(),
-            maps,
+            maps: Vec::new(),
             proxy,
             stream: Stream::new()?,
             run: 0,
@@ -212,6 +214,8 @@ impl<'a> Runner<'a> {
             arrived: self.addresses.word(put.arrived.0, put.arrived.1),
             sent: put.sent.map_or(0, |sent| self.addresses.word(program.gpu, sent)),
         };
+        let map = |map: &MapSpec| tensor_map(map, base(map.arena), program.arenas[map.arena as usize]);
+        self.maps = program.maps.iter().map(map).collect::<Result<_, _>>()?;
         self.postings = program.puts.iter().map(|put| put.map_or_else(Posting::default, posting)).collect();
         self.puts = program.puts.iter().flatten().count();
         self.fifo = SharedMemory::new(MAX_BATCH * (self.puts + 1) * 8)?;
@@ -272,11 +276,16 @@ impl<'a> Runner<'a> {
         Ok(times)
     }
 
-    /// Fresh flags; over when it returns.
+    /// Fresh flags, and the module's maps are this program's; over when it returns.
     pub(crate) fn reset(&mut self) -> Result<(), HwError> {
         self.device.make_current()?;
         self.run += 1;
         self.clear_words()?;
+        let (maps, bytes) = (self.maps.as_ptr().cast(), size_of_val(&*self.maps));
+        // SAFETY: `Module::variable` has room for `MAX_MAPS`, and no program has more.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(self.handles.maps, maps, bytes, self.stream.0)
+        })?;
         self.stream.synchronize()
     }
 
@@ -349,8 +358,7 @@ impl<'a> Runner<'a> {
                     scale_log2: std::f32::consts::LOG2_E / f32::sqrt(HEAD_DIM),
                     unused: 0,
                 };
-                let mut list: [*mut c_void; 2] =
-                    [(&raw mut parameters).cast(), std::ptr::from_ref(&*self.maps).cast_mut().cast()];
+                let mut list: [*mut c_void; 1] = [(&raw mut parameters).cast()];
                 let (blocks, threads) = (launch.starts.len() as u32, self.program.threads);
                 let (function, list, none) = (self.handles.function, list.as_mut_ptr(), std::ptr::null_mut());
                 // SAFETY: memory lives as long as `self`; parameters are copied by the launch.

@@ -7,7 +7,7 @@ use tilewire_kernels::{Rank, RoleKind};
 
 /// No role, in [`DeviceRole::recycle`].
 pub const NONE: u32 = u32::MAX;
-/// Tensor maps that a launch's parameters hold.
+/// Tensor maps of a program: as many as constant memory is kept for. Source: `program.cuh`.
 pub const MAX_MAPS: usize = 64;
 
 /// `Wait` of `program.cuh`.

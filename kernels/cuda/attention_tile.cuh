@@ -70,26 +70,63 @@ struct AttentionTile {
     mbarrier_init_fence();
   }
 
+  // Where the loader is in its work: as it begins, or when the first task's first step, if `ahead` is 1, is loaded.
+  struct Loader {
+    RingPosition k_at, v_at;
+    u32 q_parity;
+    DEVICE explicit Loader(u32 ahead) : k_at{ahead, 0}, v_at{Overlapped ? 0 : ahead, 0}, q_parity(ahead ^ 1) {
+      static_assert(Stages > 1, "one step ahead stays in the ring's first round");
+    }
+  };
+  // Where a task's operands lie.
+  struct Operands {
+    const TensorMap *q, *k, *v;
+    u32 q_row, k_row, v_row;
+  };
+
+  // What a step loads, in the order in which places come free: the first K before Q, which waits until the task before is
+  // over with its own; with overlap K of a step before V of the step before it, because that V's place is free only half a
+  // step before this K is needed.
+  // Where Free, all places are known to be.
+  template <bool Free>
+  static DEVICE void load_step(u32 smem, Loader& me, const Operands& of, u32 j) {
+    load_block<Free>(smem + kK, smem + kKFull, smem + kKEmpty, me.k_at, of.k, of.k_row + j * kKvRows);
+    if (j == 0) {
+      if constexpr (!Free) mbarrier_wait(smem + kQEmpty, me.q_parity);
+      me.q_parity ^= 1;
+      mbarrier_arrive_expect_bytes(smem + kQFull, kQBytes);
+      tma_load(smem + kQ, of.q, smem + kQFull, of.q_row, 0);
+    }
+    if (!Overlapped || j > 0) load_v<Free>(smem, me, of, Overlapped ? j - 1 : j);
+  }
+  template <bool Free>
+  static DEVICE void load_v(u32 smem, Loader& me, const Operands& of, u32 j) {
+    load_block<Free>(smem + kV, smem + kVFull, smem + kVEmpty, me.v_at, of.v, of.v_row + j * kKvRows);
+  }
+  // A task from step `first` on. `before(j)` comes before step j's loads.
+  template <class Before>
+  static DEVICE void load_task(u32 smem, Loader& me, const Operands& of, u32 first, u32 steps, Before before) {
+    for (u32 j = first; j < steps; ++j) {
+      before(j);
+      load_step<false>(smem, me, of, j);
+    }
+    if constexpr (Overlapped) load_v<false>(smem, me, of, steps - 1);
+  }
+  template <bool Free>
+  static DEVICE void load_block(u32 to, u32 full, u32 empty, RingPosition& at, const TensorMap* map, u32 row) {
+    if constexpr (!Free) mbarrier_wait(empty + at.slot * 8, at.parity ^ 1);
+    mbarrier_arrive_expect_bytes(full + at.slot * 8, kKvBytes);
+    tma_load(to + at.slot * kKvBytes, map, full + at.slot * 8, row, 0);
+    at.template advance<Stages>();
+  }
+
   static DEVICE void load(u32 smem, const TensorMap* q, const TensorMap* k, const TensorMap* v, const AttentionProblem& p,
                           u32 first, u32 stride) {
-    RingPosition at;
-    u32 q_parity = 1;
+    Loader me(0);
     for (u32 t = first; t < p.tasks; t += stride) {
-      const u32 head = t / p.q_blocks;
-      const u32 kv_row = head * p.kv_blocks * kKvRows;
-      mbarrier_wait(smem + kQEmpty, q_parity);
-      q_parity ^= 1;
-      mbarrier_arrive_expect_bytes(smem + kQFull, kQBytes);
-      tma_load(smem + kQ, q, smem + kQFull, t * kQRows, 0);  // heads follow each other: block t begins at row t * kQRows
-      for (u32 j = 0; j < p.kv_blocks; ++j) {
-        mbarrier_wait(smem + kKEmpty + at.slot * 8, at.parity ^ 1);
-        mbarrier_arrive_expect_bytes(smem + kKFull + at.slot * 8, kKvBytes);
-        tma_load(smem + kK + at.slot * kKvBytes, k, smem + kKFull + at.slot * 8, kv_row + j * kKvRows, 0);
-        mbarrier_wait(smem + kVEmpty + at.slot * 8, at.parity ^ 1);
-        mbarrier_arrive_expect_bytes(smem + kVFull + at.slot * 8, kKvBytes);
-        tma_load(smem + kV + at.slot * kKvBytes, v, smem + kVFull + at.slot * 8, kv_row + j * kKvRows, 0);
-        at.advance<Stages>();
-      }
+      const u32 kv_row = t / p.q_blocks * p.kv_blocks * kKvRows;
+      // Heads follow each other: block t begins at row t * kQRows.
+      load_task(smem, me, {q, k, v, t * kQRows, kv_row, kv_row}, 0, p.kv_blocks, [](u32) {});
     }
   }
 

@@ -8,8 +8,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // Same size and alignment as the driver's CUtensorMap; the host fills it with cuTensorMapEncodeTiled.
-// Kernels take it as a `const __grid_constant__` parameter, because the copy engine reads the descriptor
-// from the parameter's address.
+// The copy engine reads it where it lies: in a `const __grid_constant__` parameter, or in constant memory.
 struct alignas(64) TensorMap {
   u64 opaque[16];
 };

@@ -12,8 +12,7 @@
 // of it when the consumers come to it.
 #pragma once
 #include "gemm_tile.cuh"
-#include "moves.cuh"
-#include "orders.cuh"
+#include "interpreter.cuh"
 
 constexpr u32 kAhead = 4;     // steps of 0.6 us that the claim of a tile is ahead of its first load
 constexpr u32 kEndSlots = 8;  // how far one storer may be ahead of the other, in tasks
@@ -22,7 +21,9 @@ constexpr u32 kEndSlots = 8;  // how far one storer may be ahead of the other, i
 enum StageNote : u32 { kMoreSteps, kLastStep, kLastOfAll };
 
 template <bool LoopPipelined, Drain DrainRule>
-struct GemmInterpreter {
+struct GemmInterpreter : Interpreter<GemmInterpreter<LoopPipelined, DrainRule>> {
+  static constexpr u32 kGroups = kConsumers, kStorers = kConsumers;
+  static constexpr u32 kConsumerRegisters = 232, kProducerRegisters = 40;
   static constexpr bool kDeferred = DrainRule == Drain::Deferred;
   static constexpr u32 kStages = 4;
   using Tile = GemmTile<LoopPipelined, DrainRule, 1, kStages, kDeferred ? 2 : 4, true>;
@@ -30,8 +31,7 @@ struct GemmInterpreter {
   static constexpr u32 kEnds = kNotes + kStages * 4;
   static constexpr u32 kJoin = (kEnds + kEndSlots * 4 + 7) / 8 * 8;  // the role with tiles is known
   static constexpr u32 kHasRole = kJoin + 8;
-  static constexpr u32 kEndCount = kHasRole + 4;
-  using Orders = OrderRing<(kEndCount + 4 + 15) / 16 * 16, 4, 3, kConsumers>;  // a, b, one output; the storers
+  using Orders = OrderRing<(kHasRole + 4 + 15) / 16 * 16, 4, 3, kConsumers>;  // a, b, one output; the storers
   using Signals = Signaller<(Orders::kEnd + 15) / 16 * 16>;
   // Copies go through the operand stages, above an aliased output.
   using Moving = Moves<kConsumers * 128, kDeferred ? 12 : 8, kDeferred ? 0 : kConsumers * kChunksPerTile * kChunkBytes,
@@ -39,61 +39,56 @@ struct GemmInterpreter {
   static constexpr u32 kSmemBytes = Moving::kEnd;
   static_assert(kSmemBytes <= 232448, "a block gets 227 KiB of shared memory");
 
-  // All of the CTA waits for it: four threads of as many warps. A barrier's address must be uniform, so that lanes
-  // side by side would take turns.
-  static DEVICE void init(u32 smem) {
-    if (threadIdx.x == 0) {
-      Tile::init_barriers(smem);
-    } else if (threadIdx.x == 32) {
-      Signals::init(smem);
-      mbarrier_init_fence();
-    } else if (threadIdx.x == 64) {
-      mbarrier_init(smem + kJoin, 1);
-      Orders::init(smem);
-      mbarrier_init_fence();
-      store_shared(smem + kEndCount, 0);
-      for (u32 s = 0; s < kEndSlots; ++s) store_shared(smem + kEnds + s * 4, 0);
-    } else if (threadIdx.x == 96) {
-      Moving::init(smem);
-      mbarrier_init_fence();
-    }
+  static DEVICE void init_words(u32 smem) {
+    for (u32 s = 0; s < kEndSlots; ++s) store_shared(smem + kEnds + s * 4, 0);
   }
 
   // --- warp 8: the loader
-  static DEVICE void load(u32 smem, const Program& p, const Maps& maps) {
-    if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
+  static DEVICE u32 load_ahead(u32 smem, const typename Orders::Counts& counts) {
+    const u32 steps = min(Orders::claim_step(counts.steps, kAhead), kStages);
+    const Place a = Orders::place(smem, 0, 0), b = Orders::place(smem, 0, 1);
     RingPosition at;
-    for (u32 turn = 0; Orders::await(smem, turn) != kNone; ++turn) {
-      stamp_taken(p, Orders::index(smem, turn));
-      const u32 steps = Orders::task(turn).steps, step_waits = Orders::task(turn).step_waits;
-      const u32 waited_for = Orders::await_start(smem, p, turn);
-      stamp_start(p, Orders::index(smem, turn), waited_for, 0);
+    for (u32 k = 0; k < steps; ++k) load_step(smem, at, a, b, k, kMoreSteps);
+    return steps;
+  }
+
+  static DEVICE void load(u32 smem, const Program& p, u32 ahead) {
+    RingPosition at = {ahead % kStages, ahead / kStages};
+    if (!Orders::begin(smem, p, kJoin, kHasRole)) return;
+    for (u32 turn = 0;; ++turn) {
+      const u32 index = Orders::await(smem, turn);
+      if (index == kNone) return;
+      stamp_taken(p, index);
+      const typename Orders::Counts counts = Orders::counts(smem, turn);
+      const u32 waited_for = Orders::await_start(smem, p, turn, index, counts.start_waits);
+      stamp_start(p, index, waited_for, 0);
       if (Tile::kAliased && turn > 0) mbarrier_wait(smem + Tile::kDrained, (turn - 1) & 1);
-      const u32 a_map = Orders::region(turn, 0).map, a_row = Orders::region(turn, 0).row;
-      const u32 a_column = Orders::region(turn, 0).column_block;
-      const u32 b_map = Orders::region(turn, 1).map, b_row = Orders::region(turn, 1).row;
-      const u32 b_column = Orders::region(turn, 1).column_block;
-      for (u32 k = 0; k < steps; ++k) {
-        if (k == Orders::claim_step(steps, kAhead)) Orders::claim(smem, p, turn + 1);
-        if (step_waits > 0) Orders::await_step(smem, p, turn, step_waits, k, steps);
-        const u32 full = smem + Tile::kFull + at.slot * 8;
-        const u32 stage = smem + at.slot * kStageBytes;
+      const Place a = Orders::place(smem, turn, 0), b = Orders::place(smem, turn, 1);
+      const u32 steps = counts.steps, claim_step = Orders::claim_step(steps, kAhead);
+      for (u32 k = ahead; k < steps; ++k) {
+        if (k == claim_step) Orders::claim(smem, p, turn + 1);
+        if (__builtin_expect(counts.step_waits > 0, false)) Orders::await_step(smem, p, turn, index, counts, k);
+        const u32 note = k + 1 < steps ? kMoreSteps : Orders::index(smem, turn + 1) != kNone ? kLastStep : kLastOfAll;
         mbarrier_wait(smem + Tile::kEmpty + at.slot * 8, at.parity ^ 1);
-        store_shared(smem + kNotes + at.slot * 4, k + 1 < steps ? kMoreSteps : Orders::index(smem, turn + 1) != kNone ? kLastStep : kLastOfAll);
-        mbarrier_arrive_expect_bytes(full, kStageBytes);
-        tma_load(stage, &maps.map[a_map], full, a_row, a_column + k);
-        tma_load(stage + kABytes, &maps.map[b_map], full, b_row + k * kTileK, b_column);
-        at.advance<kStages>();
+        load_step(smem, at, a, b, k, note);
       }
+      ahead = 0;
     }
+  }
+  // The stage is free.
+  static DEVICE void load_step(u32 smem, RingPosition& at, const Place& a, const Place& b, u32 k, u32 note) {
+    const u32 full = smem + Tile::kFull + at.slot * 8, stage = smem + at.slot * kStageBytes;
+    store_shared(smem + kNotes + at.slot * 4, note);
+    mbarrier_arrive_expect_bytes(full, kStageBytes);
+    tma_load(stage, &tensor_maps[a.map], full, a.row, a.column_block + k);
+    tma_load(stage + kABytes, &tensor_maps[b.map], full, b.row + k * kTileK, b.column_block);
+    at.advance<kStages>();
   }
 
   // --- warps 9 and 10: the storers
-  static DEVICE void store(u32 smem, const Program& p, const Maps& maps, u32 consumer) {
-    u32 parity = 0;
-    for (u32 turn = 0;; ++turn) {
-      const u32 index = Orders::await(smem, turn);
-      if (index == kNone) break;
+  static DEVICE void store(u32 smem, const Program& p, u32 consumer) {
+    u32 parity = 0, turn = 0;
+    for (u32 index = Orders::await(smem, 0); index != kNone; ++turn) {
       const volatile Task& task = Orders::task(turn);
       for (u32 i = 0, first = task.start_waits + task.step_waits; i < task.output_waits; ++i) {
         const Wait w = Orders::wait(p, turn, first + i);
@@ -111,11 +106,11 @@ struct GemmInterpreter {
         const u32 from = smem + Tile::kStagingOffset + slot * kChunkBytes;
         mbarrier_wait(smem + Tile::kReady + slot * 8, parity);
         if (c == 0 && consumer == 0) stamp_free(p, index);
-        store_chunk(maps, map, add, from, row, column + c);
+        store_chunk(map, add, from, row, column + c);
 #pragma unroll 1
         for (u32 o = 1; o < outputs; ++o) {
           const Region& more = p.regions[task.first_region + 2 + o];
-          store_chunk(maps, more.map, more.add, from, more.row + consumer * 64, more.column_block + c);
+          store_chunk(more.map, more.add, from, more.row + consumer * 64, more.column_block + c);
         }
         store_commit();
         if constexpr (!Tile::kAliased) {
@@ -128,27 +123,32 @@ struct GemmInterpreter {
         store_wait_smem_read<0>();
         mbarrier_arrive(smem + Tile::kDrained);
       }
-      store_wait_visible<0>();
-      if constexpr (DrainRule == Drain::Visible) mbarrier_arrive(smem + Tile::kDrained);
-      const u32 signals = task.signals, first_signal = task.first_signal;
+      if constexpr (DrainRule == Drain::Visible) {
+        store_wait_visible<0>();
+        mbarrier_arrive(smem + Tile::kDrained);
+      }
+      // Read while the stores become visible. The next tile was claimed before this one's last operands were loaded.
+      const u32 signals = task.signals, first_signal = task.first_signal, next = Orders::await(smem, turn + 1);
       Orders::give_back(smem, turn);
+      store_wait_visible<0>();
       if (signals > 0 || p.stamps != nullptr) {
         // The second of the two storers speaks for both.
         if (add_shared(smem + kEnds + turn % kEndSlots * 4, 1) & 1) Signals::post(smem, p, index, signals, first_signal);
       }
+      index = next;
     }
   }
-  static DEVICE void store_chunk(const Maps& maps, u32 map, u32 add, u32 from, u32 row, u32 column) {
+  static DEVICE void store_chunk(u32 map, u32 add, u32 from, u32 row, u32 column) {
     if (add) {
-      tma_store_add(&maps.map[map], from, row, column);
+      tma_store_add(&tensor_maps[map], from, row, column);
     } else {
-      tma_store(&maps.map[map], from, row, column);
+      tma_store(&tensor_maps[map], from, row, column);
     }
   }
 
   // --- warps 0 to 7: the consumers
   // What a stage's note says is read while its products run: nothing but the next operands stands between two tiles.
-  static DEVICE void multiply(u32 smem, u32 consumer) {
+  static DEVICE void compute(u32 smem, const Program&, u32 consumer) {
     if (Orders::await(smem, 0) == kNone) return;
     float acc[128];
     u32 packed[64];
@@ -204,61 +204,5 @@ struct GemmInterpreter {
     beside();
     Tile::finish_step(smem, me, first);
     return note;
-  }
-
-  // From role to role, up to one with tiles or to the end.
-  static DEVICE u32 move_on(u32 smem, const Program& p, const Maps& maps, u32 role) {
-    while (role != kNone && p.roles[role].tiles == 0) {
-      role = Moving::move(smem, p, maps, role, Orders::start().cta, thread_index());
-    }
-    return role;
-  }
-
-  static DEVICE void run(const Program& p, const Maps& maps) {
-    constexpr u32 kParties = 4;
-    const u32 smem = smem_address(dynamic_smem);
-    const u32 group = __shfl_sync(~0u, threadIdx.x >> 7, 0);
-    begin_cta(p, maps, kGemmThreads);
-    if (smem & 1023u) __trap();  // the swizzle pattern repeats every 1,024 bytes
-    init(smem);
-    if (threadIdx.x / 32 == kConsumers * 4) Orders::fetch_start(smem, p);
-    __syncthreads();
-    if (group < kConsumers) {
-      registers_increase<232>();
-      // The two orders are written out: with movers on both sides of them the products do not keep to their registers.
-      if (Orders::start().of.tiles) {
-        multiply(smem, group);
-        named_barrier_sync(kMoverBarrier, kConsumers * 128);
-        move_on(smem, p, maps, Orders::start().of.recycle);
-      } else {
-        const u32 role = move_on(smem, p, maps, Orders::start().role);
-        join(smem, p, role);
-        if (role != kNone) multiply(smem, group);
-      }
-      if (threadIdx.x == 0) end_party<Signals>(smem, p, kEndCount, kParties);
-    } else {
-      registers_decrease<40>();
-      const u32 warp = __shfl_sync(~0u, (threadIdx.x >> 5) & 3, 0);
-      if (lane_id() == 0) {
-        if (warp == 3) {
-          Signals::run(smem, p);
-        } else {
-          if (warp == 0) {
-            load(smem, p, maps);
-          } else {
-            store(smem, p, maps, warp - 1);
-          }
-          end_party<Signals>(smem, p, kEndCount, kParties);
-        }
-      }
-    }
-  }
-
-  // The consumers have come to a role with tiles, or to the end.
-  static DEVICE void join(u32 smem, const Program& p, u32 role) {
-    if (threadIdx.x != 0) return;
-    store_shared(smem + kHasRole, role != kNone);
-    if (role != kNone) Orders::put_role(p.roles[role]);
-    mbarrier_arrive(smem + kJoin);
   }
 };

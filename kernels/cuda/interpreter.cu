@@ -4,8 +4,8 @@
 
 #define INTERPRETER(NAME, THREADS, ...)                                                  \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                               \
-      NAME(const __grid_constant__ Program program, const __grid_constant__ Maps maps) { \
-    __VA_ARGS__::run(program, maps);                                                     \
+      NAME(const __grid_constant__ Program program) {                                     \
+    __VA_ARGS__::run(program);                                                           \
   }
 // name: main loop (wait at each step, pipelined), drain
 INTERPRETER(interpret_wait_overlap, kGemmThreads, GemmInterpreter<false, Drain::Deferred>)

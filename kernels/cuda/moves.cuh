@@ -67,7 +67,7 @@ struct Moves {
   }
 
   // Boxes of 128 rows and 64 elements.
-  static DEVICE void copy(u32 smem, const Program& p, const Maps& maps, const Task& task, u32 first, u32 slots) {
+  static DEVICE void copy(u32 smem, const Program& p, const Task& task, u32 first, u32 slots) {
     const Region src = p.regions[task.first_region];
     const u32 across = task.row_bytes / 128, each = across * (task.rows / 128);
     fence_global_to_async();
@@ -76,14 +76,14 @@ struct Moves {
         [&](u32 unit, u32 slot, u32 bar) {
           const u32 block = unit / each, in_block = unit % each;
           mbarrier_arrive_expect_bytes(bar, kBoxBytes);
-          tma_load(slot, &maps.map[src.map], bar, src.row + block * src.block_rows + in_block / across * 128,
+          tma_load(slot, &tensor_maps[src.map], bar, src.row + block * src.block_rows + in_block / across * 128,
                    src.column_block + block * src.block_columns + in_block % across);
         },
         [&](u32 unit, u32 slot) {
           const u32 block = unit / each, in_block = unit % each;
           for (u32 o = 0; o < task.outputs; ++o) {
             const Region& dst = p.regions[task.first_region + 1 + o];
-            tma_store(&maps.map[dst.map], slot, dst.row + block * dst.block_rows + in_block / across * 128,
+            tma_store(&tensor_maps[dst.map], slot, dst.row + block * dst.block_rows + in_block / across * 128,
                       dst.column_block + block * dst.block_columns + in_block % across);
           }
         });
@@ -179,7 +179,7 @@ struct Moves {
   }
 
   // One warp by itself: copies, puts and syncs.
-  static DEVICE void move_lane(u32 smem, const Program& p, const Maps& maps, const Role& r, u32 cta, u32 warp) {
+  static DEVICE void move_lane(u32 smem, const Program& p, const Role& r, u32 cta, u32 warp) {
     const u32 lane = lane_id(), slots = Slots / r.lanes;
     for (u32 turn = 0;; ++turn) {
       const u32 index = claim(p, r, warp * r.ctas + cta, r.ctas * r.lanes, turn, lane);
@@ -190,7 +190,7 @@ struct Moves {
       __syncwarp();
       if (lane == 0) {
         stamp_start(p, index, waited_for, warp);
-        if (task.op == kCopy) copy(smem, p, maps, task, warp * slots, slots);
+        if (task.op == kCopy) copy(smem, p, task, warp * slots, slots);
         if (task.op == kPut) push_put(p, index);
         stamp_free(p, index);
         Signals::post(smem, p, index, task.signals, task.first_signal);
@@ -199,7 +199,7 @@ struct Moves {
     }
   }
 
-  static DEVICE void move_task(u32 smem, const Program& p, const Maps& maps, u32 index, u32 thread) {
+  static DEVICE void move_task(u32 smem, const Program& p, u32 index, u32 thread) {
     const Task task = p.tasks[index];
     if (task.op == kReduce) {
       reduce<Threads == 256 ? 6 : 4>(p, task, thread);
@@ -210,7 +210,7 @@ struct Moves {
     } else if (task.op == kMerge) {
       merge<Threads>(p, task, thread);
     } else if (thread == 0) {
-      if (task.op == kCopy) copy(smem, p, maps, task, 0, Slots);
+      if (task.op == kCopy) copy(smem, p, task, 0, Slots);
       if (task.op == kPut) push_put(p, index);
     }
     fence_global_to_async();  // sums may be read by the copy engine next
@@ -222,11 +222,11 @@ struct Moves {
   }
 
   // Does a role's tasks; returns the role that the CTA joins next, or kNone.
-  static DEVICE u32 move(u32 smem, const Program& p, const Maps& maps, u32 role, u32 cta, u32 thread) {
+  static DEVICE u32 move(u32 smem, const Program& p, u32 role, u32 cta, u32 thread) {
     const Role r = p.roles[role];
     const u32 warp = thread / 32;
     if (r.lanes > 1) {
-      if (warp < r.lanes) move_lane(smem, p, maps, r, cta, warp);
+      if (warp < r.lanes) move_lane(smem, p, r, cta, warp);
       named_barrier_sync(kMoverBarrier, Threads);
       return r.recycle;
     }
@@ -247,7 +247,7 @@ struct Moves {
       named_barrier_sync(kMoverBarrier, Threads);
       const u32 index = load_shared(smem + kTask);
       if (index == kNone) break;
-      move_task(smem, p, maps, index, thread);
+      move_task(smem, p, index, thread);
     }
     named_barrier_sync(kMoverBarrier, Threads);  // the task word is read before it is written again
     return r.recycle;

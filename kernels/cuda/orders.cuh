@@ -3,6 +3,12 @@
 #pragma once
 #include "tasks.cuh"
 
+// Where a region lies in its map: the second 16 bytes of a Region, but the first word.
+struct Place {
+  u32 map, row, column_block;
+};
+constexpr u32 kPlace = 16;
+
 // A ring of orders in shared memory, behind what the CTA begins with, from Control on. A bulk copy fetches the task, the
 // waits and the first Regions regions of an order. Readers are those who give a slot back.
 template <u32 Control, u32 Slots, u32 Regions, u32 Readers>
@@ -11,6 +17,7 @@ struct OrderRing {
   static_assert((Slots & (Slots - 1)) == 0 && Regions <= kOrderRegions, "slots by mask");
   static constexpr u32 kBytes = sizeof(Task) + kOrderWaits * sizeof(Wait) + Regions * sizeof(Region);
   static constexpr u32 kSteps = 13;  // word of a task
+  static constexpr u32 kRegions = sizeof(Task) + kOrderWaits * sizeof(Wait);
   static constexpr u32 kHead = sizeof(Start) - sizeof(Order);
   static constexpr u32 kOrders = Control + kHead;
   static constexpr u32 kFull = kOrders + Slots * kBytes;
@@ -59,24 +66,33 @@ struct OrderRing {
     mbarrier_arrive(smem + kFull + turn % Slots * 8);
   }
   // A warp, before the CTA meets: brings the CTA's start, a piece by each lane.
-  static DEVICE void fetch_start(u32 smem, const Program& p) {
+  static DEVICE Quad fetch_start(const Program& p) {
+    Quad x;
+    // All that comes after it waits for this: what a launch reads first is to stay in L2 over the launch before.
+    asm volatile(
+        "{\n.reg .b64 keep;\n"
+        "createpolicy.fractional.L2::evict_last.b64 keep, 1.0;\n"
+        "ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], keep;\n}"
+        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+        : "l"(reinterpret_cast<const u8*>(p.starts + block_index()) + piece_at())
+        : "memory");
+    return x;
+  }
+  static DEVICE void keep_start(u32 smem, const Quad& x) {
+    asm volatile("st.volatile.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem + Control + piece_at()), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+  }
+  static DEVICE u32 piece_at() {
     static_assert(kHead + kBytes <= 32 * 16 && kHead % 16 == 0, "a piece for each lane");
-    const u32 at = min(lane_id() * 16, kHead + kBytes - 16);
-    u32 x[4];
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "l"(reinterpret_cast<const u8*>(p.starts + block_index()) + at)
-                 : "memory");
-    asm volatile("st.volatile.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem + Control + at), "r"(x[0]), "r"(x[1]), "r"(x[2]),
-                 "r"(x[3])
-                 : "memory");
+    return min(lane_id() * 16, kHead + kBytes - 16);
   }
 
   // The loader's thread: the CTA's first tile. Waits at `join` for the role, if the CTA begins with other work; false if it
   // comes to none with tiles.
   static DEVICE bool begin(u32 smem, const Program& p, u32 join, u32 has_role) {
-    if (start().index != kNone) {
-      store_shared(smem + kIndex, start().index);
+    const u32 index = start().index;
+    if (index != kNone) {
+      store_shared(smem + kIndex, index);
       mbarrier_arrive(smem + kFull);
       return true;
     }
@@ -99,14 +115,23 @@ struct OrderRing {
   // The steps of the `turn`-th tile, 0 if there is none, and its flags, by one load.
   static DEVICE void await_steps(u32 smem, u32 turn, u32& steps, u32& flags) {
     mbarrier_wait(smem + kFull + turn % Slots * 8, turn / Slots & 1);
-    u32 row_bytes, number;
-    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(row_bytes), "=r"(steps), "=r"(number), "=r"(flags)
-                 : "r"(smem + kOrders + turn % Slots * kBytes + (kSteps - 1) * 4)
-                 : "memory");
+    const Quad x = load_shared_quad(smem + kOrders + turn % Slots * kBytes + (kSteps - 1) * 4);
     // Uniform, and known to be: the loop over the steps keeps its positions in uniform registers.
-    steps = __shfl_sync(~0u, steps, 0);
-    flags = __shfl_sync(~0u, flags, 0);
+    steps = __shfl_sync(~0u, x.y, 0);
+    flags = __shfl_sync(~0u, x.w, 0);
+  }
+  // What a loader needs of the `turn`-th tile, by few loads that do not wait for each other.
+  struct Counts {
+    u32 start_waits, step_waits, steps;
+  };
+  static DEVICE Counts counts(u32 smem, u32 turn) {
+    const u32 order = smem + kOrders + turn % Slots * kBytes;
+    const Quad begin = load_shared_quad(order), end = load_shared_quad(order + (kSteps - 1) * 4);
+    return {begin.z, begin.w, end.y};
+  }
+  static DEVICE Place place(u32 smem, u32 turn, u32 i) {
+    const Quad x = load_shared_quad(smem + kOrders + turn % Slots * kBytes + kRegions + i * sizeof(Region) + kPlace);
+    return {x.y, x.z, x.w};
   }
   static DEVICE u32 index(u32 smem, u32 turn) { return load_shared(smem + kIndex + turn % Slots * 4); }
   static DEVICE void give_back(u32 smem, u32 turn) { mbarrier_arrive(smem + kEmpty + turn % Slots * 8); }
@@ -115,7 +140,7 @@ struct OrderRing {
     return *reinterpret_cast<const volatile Task*>(dynamic_smem + kOrders + turn % Slots * kBytes);
   }
   static DEVICE const volatile Region& region(u32 turn, u32 i) {
-    return reinterpret_cast<const volatile Region*>(dynamic_smem + kOrders + turn % Slots * kBytes + sizeof(Task) + kOrderWaits * sizeof(Wait))[i];
+    return reinterpret_cast<const volatile Region*>(dynamic_smem + kOrders + turn % Slots * kBytes + kRegions)[i];
   }
   // The i-th wait of the task, start first.
   static DEVICE Wait wait(const Program& p, u32 turn, u32 i) {
@@ -126,27 +151,26 @@ struct OrderRing {
   }
 
   // Waits for the flags of the start; the word waited for last, or kNone.
-  static DEVICE u32 await_start(u32 smem, const Program& p, u32 turn) {
+  static DEVICE u32 await_start(u32 smem, const Program& p, u32 turn, u32 index, u32 waits) {
     u32 waited_for = kNone;
-    const u32 waits = task(turn).start_waits;
+    if (__builtin_expect(waits == 0, true)) return waited_for;
     for (u32 i = 0; i < waits; ++i) {
       const Wait w = wait(p, turn, i);
       for (u32 f = 0; f < w.count; ++f) {
-        if (::await(p, w.word + f * w.stride, w.at_least, index(smem, turn), 0)) waited_for = w.word + f * w.stride;
+        if (::await(p, w.word + f * w.stride, w.at_least, index, 0)) waited_for = w.word + f * w.stride;
       }
     }
-    if (waits > 0) fence_global_to_async();
+    fence_global_to_async();
     return waited_for;
   }
 
-  // Waits for the flags that step `k` of `steps` is the first to need.
-  static DEVICE void await_step(u32 smem, const Program& p, u32 turn, u32 step_waits, u32 k, u32 steps) {
-    const u32 start_waits = task(turn).start_waits;
-    for (u32 i = 0; i < step_waits; ++i) {
-      const Wait w = wait(p, turn, start_waits + i);
-      const u32 steps_each = steps / w.count;
+  // Waits for the flags that step `k` is the first to need.
+  static DEVICE void await_step(u32 smem, const Program& p, u32 turn, u32 index, const Counts& counts, u32 k) {
+    for (u32 i = 0; i < counts.step_waits; ++i) {
+      const Wait w = wait(p, turn, counts.start_waits + i);
+      const u32 steps_each = counts.steps / w.count;
       if (k % steps_each == 0) {
-        ::await(p, w.word + k / steps_each * w.stride, w.at_least, index(smem, turn), 0);
+        ::await(p, w.word + k / steps_each * w.stride, w.at_least, index, 0);
         fence_global_to_async();
       }
     }

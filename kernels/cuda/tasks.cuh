@@ -13,6 +13,14 @@ DEVICE u32 load_shared(u32 address) {
   asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
+struct Quad {
+  u32 x, y, z, w;
+};
+DEVICE Quad load_shared_quad(u32 address) {
+  Quad q;
+  asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "r"(address) : "memory");
+  return q;
+}
 DEVICE void store_shared(u32 address, u32 value) {
   asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -114,8 +122,8 @@ struct Signaller {
     }
     put(smem, index, signals, first_signal);
   }
-  // The CTA's parties are done: no post follows.
-  static DEVICE void end(u32 smem) { put(smem, kNone, 0, 0); }
+  // One of the CTA's parties is done, and posts no more.
+  static DEVICE void leave(u32 smem) { put(smem, kNone, 0, 0); }
 
   static DEVICE void put(u32 smem, u32 index, u32 signals, u32 first_signal) {
     const u32 ticket = add_shared(smem + kHead, 1);
@@ -128,15 +136,20 @@ struct Signaller {
     mbarrier_arrive(smem + kPosted + ticket % kSlots * 8);
   }
 
-  // One thread, until the CTA's parties are done and all is raised; it also bounds the launch.
-  static DEVICE void run(u32 smem, const Program& p) {
+  // One thread, until all of the CTA's parties have left and all is raised; it also bounds the launch.
+  static DEVICE void run(u32 smem, const Program& p, u32 parties) {
     const u64 begin = clock_cycles();
     for (u32 tail = 0;;) {
       while (!mbarrier_try_wait(smem + kPosted + tail % kSlots * 8, tail / kSlots & 1)) {
         if (clock_cycles() - begin > kWatchdogCycles) __trap();
       }
-      if (load_shared(smem + Control + tail % kSlots * 16) == kNone) return;
-      tail = raise(smem, p, tail);
+      if (load_shared(smem + Control + tail % kSlots * 16) != kNone) {
+        tail = raise(smem, p, tail);
+      } else if (--parties > 0) {
+        store_shared(smem + kTail, ++tail);
+      } else {
+        return;
+      }
     }
   }
 
@@ -242,25 +255,20 @@ DEVICE void push_put(const Program& p, u32 task) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p.fifo + slot), "l"((u64(p.run) << 32) + task + 1) : "memory");
 }
 
-// Before the CTA's barriers are there: its last warp, which has the least to do, notes the clocks and has the tensor maps
-// fetched.
-DEVICE void begin_cta(const Program& p, const Maps& maps, u32 threads) {
-  if (threadIdx.x < threads - 32) return;
-  for (u32 map = lane_id(); map < p.maps; map += 32) tma_prefetch_map(&maps.map[map]);
-  if (lane_id() == 0) {
-    CtaTimes& times = p.times[block_index()];
-    times.begin_ns = globaltimer_ns();
-    times.begin_cycles = clock_cycles();
-  }
+// Before the CTA's barriers are there: its last warp, which has the least to do, has the tensor maps fetched and reads the
+// clocks, which it writes down when the others are on their way.
+DEVICE CtaTimes begin_cta(const Program& p) {
+#pragma unroll 1
+  for (u32 map = lane_id(); map < p.maps; map += 32) tma_prefetch_map(tensor_maps + map);
+  return {globaltimer_ns(), 0, clock_cycles(), 0};
 }
-
-// One of the CTA's parties is done; the signaller goes home with the last one.
-template <class Signals>
-DEVICE void end_party(u32 smem, const Program& p, u32 count, u32 parties) {
-  if (add_shared(smem + count, 1) + 1 != parties) return;
-  const u64 cycles = clock_cycles(), ns = globaltimer_ns();
-  Signals::end(smem);
+DEVICE void note_begin(const Program& p, const CtaTimes& begun) {
   CtaTimes& times = p.times[block_index()];
-  times.end_cycles = cycles;
-  times.end_ns = ns;
+  times.begin_ns = begun.begin_ns;
+  times.begin_cycles = begun.begin_cycles;
+}
+DEVICE void note_end(const Program& p) {
+  CtaTimes& times = p.times[block_index()];
+  times.end_cycles = clock_cycles();
+  times.end_ns = globaltimer_ns();
 }

@@ -10,13 +10,14 @@ pub const INTERPRETER: Source = ("interpreter.cu", include_str!("../cuda/interpr
 pub const PROBES: Source = ("probes.cu", include_str!("../cuda/probes.cu"));
 
 /// Every header that a device source includes.
-pub const HEADERS: [Source; 16] = [
+pub const HEADERS: [Source; 17] = [
     ("attention_interpreter.cuh", include_str!("../cuda/attention_interpreter.cuh")),
     ("attention_tile.cuh", include_str!("../cuda/attention_tile.cuh")),
     ("base.cuh", include_str!("../cuda/base.cuh")),
     ("flags.cuh", include_str!("../cuda/flags.cuh")),
     ("gemm_interpreter.cuh", include_str!("../cuda/gemm_interpreter.cuh")),
     ("gemm_tile.cuh", include_str!("../cuda/gemm_tile.cuh")),
+    ("interpreter.cuh", include_str!("../cuda/interpreter.cuh")),
     ("mbarrier.cuh", include_str!("../cuda/mbarrier.cuh")),
     ("merge.cuh", include_str!("../cuda/merge.cuh")),
     ("moves.cuh", include_str!("../cuda/moves.cuh")),

@@ -81,7 +81,7 @@ static AttentionStats* attention_stats;
 
 struct Descriptors {
   Program program = {};
-  Maps maps = {};
+  std::vector<TensorMap> maps;
   void finish(const std::vector<Task>& tasks, const std::vector<Region>& regions, uint32_t claim) {
     Role role = {};
     role.tasks = uint32_t(tasks.size());
@@ -110,6 +110,8 @@ struct Descriptors {
     program.starts = upload(starts);
     program.waits = upload(std::vector<Wait>(1));
     program.signals = upload(std::vector<Signal>(1));
+    CHECK(cudaMemcpyToSymbol(tensor_maps, maps.data(), maps.size() * sizeof(TensorMap)));
+    program.maps = uint32_t(maps.size());
     program.words = words;
     program.blocked = blocked;
     program.times = times;
@@ -120,10 +122,9 @@ struct Descriptors {
     CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem));
     Program p = program;
     p.stamps = record ? stamps : nullptr;
-    Maps m = maps;
     return {name, [=] {
               if (ticket) CHECK(cudaMemsetAsync(words, 0, 256));
-              void* args[] = {(void*)&p, (void*)&m};
+              void* args[] = {(void*)&p};
               CHECK(cudaLaunchKernel((const void*)kernel, dim3(kSms), dim3(threads), args, kSmem, 0));
             }};
   }
@@ -141,10 +142,7 @@ static void gemm(int m, int n, int k, int count) {
   p.compute_ctas = kSms;
   TensorMap ma = make_map(A, m, k, 128, 1), mb = make_map(B, k, n, 64, 4), mc = make_map(C, m, n, 64, 1);
   Descriptors d;
-  d.maps.map[0] = ma;
-  d.maps.map[1] = mb;
-  d.maps.map[2] = make_map(D, m, n, 64, 1);
-  d.program.maps = 3;
+  d.maps = {ma, mb, make_map(D, m, n, 64, 1)};
   std::vector<Task> tasks;
   std::vector<Region> regions;
   for (uint32_t t = 0; t < p.tiles; ++t) {
@@ -209,11 +207,7 @@ static void attention(const char* name, Wired wired_kernel, Kernel kernel, int c
                 }};
   auto make = [&](uint32_t flags) {
     Descriptors d;
-    d.maps.map[0] = mq;
-    d.maps.map[1] = mk;
-    d.maps.map[2] = mv;
-    d.maps.map[3] = mo;
-    d.program.maps = 4;
+    d.maps = {mq, mk, mv, mo};
     std::vector<Task> tasks;
     std::vector<Region> regions;
     for (uint32_t t = 0; t < p.tasks; ++t) {

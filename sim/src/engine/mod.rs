@@ -527,7 +527,7 @@ impl<'a> Engine<'a> {
                 kind::IMMEDIATE => self.immediate(h, a, b),
                 kind::ACK => self.acknowledged(h, a),
                 kind::COLLECTIVE => {
-                    self.s.workers[h.worker0 + a as usize].state = State::Collective;
+                    self.s.workers[h.worker0 + a as usize].state = State::Over;
                     self.make_runnable(h, a);
                 }
                 kind::FILL => self.filled(h, a),
@@ -542,7 +542,8 @@ impl<'a> Engine<'a> {
     }
 
     fn filled(&mut self, h: &Here<'a>, w: u32) {
-        self.s.workers[h.worker0 + w as usize].state = State::Filled;
+        let worker = self.worker(h, w);
+        worker.state = if worker.state == State::Crowded { State::Over } else { State::Filled };
         self.make_runnable(h, w);
     }
 

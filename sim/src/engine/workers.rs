@@ -26,6 +26,8 @@ pub(super) enum State {
     Running,
     /// The flow has ended.
     Main,
+    /// The flow of a move has ended, what the CTAs that compute add to it has not.
+    Crowded,
     /// Waits for a flag before the outputs are written.
     Output,
     /// May write, once the store of the task before is done.
@@ -36,8 +38,8 @@ pub(super) enum State {
     Push,
     /// Waits for the other ranks.
     Rendezvous,
-    /// The collective is over.
-    Collective,
+    /// The collective or the move is over.
+    Over,
     /// Looks for a ready task.
     Idle,
     /// Stands for all workers of its role, whose tasks only wait.
@@ -52,6 +54,7 @@ pub(super) struct Worker {
     /// All start waits of the task were met.
     pub start: u64,
     pub task: u32,
+    /// Of a tile, steps that have begun; of a move, CTAs that computed when it began.
     pub step: u32,
     /// Next task of a strided list.
     pub position: u32,
@@ -131,7 +134,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn worker(&mut self, h: &Here<'a>, w: u32) -> &mut Worker {
+    pub(super) fn worker(&mut self, h: &Here<'a>, w: u32) -> &mut Worker {
         &mut self.s.workers[h.worker0 + w as usize]
     }
 
@@ -225,7 +228,7 @@ impl<'a> Engine<'a> {
                     let task = &h.program.tasks[worker.task as usize];
                     self.store(h, w, task)
                 }
-                State::Collective => {
+                State::Over => {
                     self.complete(h, w);
                     true
                 }
@@ -235,6 +238,7 @@ impl<'a> Engine<'a> {
                 }
                 State::Absent
                 | State::Filling
+                | State::Crowded
                 | State::Running
                 | State::Store
                 | State::Push
@@ -351,15 +355,25 @@ impl<'a> Engine<'a> {
     fn begin(&mut self, h: &Here<'a>, w: u32, task: &'a TaskC) -> bool {
         let cost = self.cost_of(task);
         if cost.work == Work::Move {
-            let mut work = cost.fixed;
-            if cost.crowd > 0 {
-                let crowd = u128::from(cost.crowd) * u128::from(self.s.computing[h.rank]);
-                work += (u128::from(work) * crowd / 1_000_000_000) as u64;
-            }
-            return self.run(h, w, cost.main, work);
+            let s = &mut *self.s;
+            s.workers[h.worker0 + w as usize].step = s.computing[h.rank];
+            return self.run(h, w, cost.main, cost.fixed);
         }
         let steps = self.s.workers[h.worker0 + w as usize].step;
         self.run_tile(h, w, task, cost, (steps, steps))
+    }
+
+    /// By how much a copy or sum that lives from the latency of memory ends later for the CTAs that compute beside it. Time
+    /// that a full link or memory has cost it already hides as much.
+    fn crowded(&self, h: &Here<'a>, w: u32, cost: &CostRow) -> u64 {
+        if cost.crowd == 0 {
+            return 0;
+        }
+        let worker = &self.s.workers[h.worker0 + w as usize];
+        let crowd = u128::from(cost.crowd) * u128::from(worker.step);
+        let least = cost.fixed + (u128::from(cost.fixed) * crowd / 1_000_000_000) as u64;
+        let block = self.t.roles[h.table0 + usize::from(worker.role)].block_ps;
+        (least + block).saturating_sub(self.s.timers.now - worker.start)
     }
 
     /// What the flags of so many of a tile's steps cost its loader.
@@ -474,6 +488,12 @@ impl<'a> Engine<'a> {
             s.computing[h.rank] -= 1;
         }
         if cost.work == Work::Move {
+            let late = self.crowded(h, w, cost);
+            if late > 0 {
+                self.s.workers[h.worker0 + w as usize].state = State::Crowded;
+                self.s.timers.push_fill(h.rank, self.s.timers.now + late, w);
+                return false;
+            }
             self.complete(h, w);
             true
         } else if step < cost.steps {

@@ -10,31 +10,48 @@ use tilewire_sim::{Config, Execution, Protocol, Simulation};
 
 #[test]
 fn no_resource_carries_more_than_its_capacity_and_all_of_the_bytes() {
-    for machine in [shipped_machine("h200-efa"), shipped_machine("h200-cx7")] {
-        for case in SETS.into_iter().flat_map(|set| kernels(set, cluster(2, 2), machine.fabric, 1)) {
+    let mut compared = 0;
+    let crowded = [("interpreter.move_crowd_per_cta", 0.01)];
+    for (name, changes, cluster) in [
+        ("h200-efa", &[][..], cluster(2, 2)),
+        ("h200-cx7", &[][..], cluster(2, 2)),
+        ("h200-nvlink", &crowded[..], cluster(1, 4)),
+    ] {
+        let machine = with(shipped_machine(name), changes);
+        for case in SETS.into_iter().flat_map(|set| kernels(set, cluster, machine.fabric, 1)) {
             let compiled = Compiled::new(&case.schedule, &machine, &full()).expect("compiles");
             let run = engine::run(&compiled, &case.usual_split(), Form::Whole, true).expect("runs");
             let resources = ResourceKind::count(compiled.times.rails);
             let (mut total, mut last) = (vec![0_u128; resources as usize], vec![(0, 0); resources as usize]);
             for &(at, resource, rate) in &run.carried {
                 let resource = resource as usize;
-                assert!(rate <= compiled.capacities[resource].0, "{}: resource {resource} at {at}", case.name);
+                assert!(rate <= compiled.capacities[resource].0, "{name} {}: resource {resource} at {at}", case.name);
                 let (since, before) = last[resource];
                 total[resource] += u128::from(at - since) * u128::from(before);
                 last[resource] = (at, rate);
             }
-            assert!(last.iter().all(|&(_, rate)| rate == 0), "{}: something still flows", case.name);
+            assert!(last.iter().all(|&(_, rate)| rate == 0), "{name} {}: something still flows", case.name);
             if case.schedule.symmetry.is_full() {
                 // By symmetry a rank's resources carry what its own tasks take from anybody's.
                 for &(kind, expected) in &compiled.programs[0].totals {
+                    // What the interpreter adds to a tile is charged as if the tile computed and read meanwhile.
+                    if machine.interpreter.is_some() && matches!(kind, ResourceKind::Hbm | ResourceKind::Chip) {
+                        continue;
+                    }
+                    compared += 1;
                     let carried = (total[kind.index(compiled.times.rails) as usize] / 1_000_000_000_000) as u64;
                     // Samples are rounded down to a byte/s, flows end up to a picosecond late.
                     let slack = expected / 10_000 + 10_000;
-                    assert!(carried.abs_diff(expected) <= slack, "{} {kind:?}: {carried} of {expected}", case.name);
+                    assert!(
+                        carried.abs_diff(expected) <= slack,
+                        "{name} {} {kind:?}: {carried} of {expected}",
+                        case.name
+                    );
                 }
             }
         }
     }
+    assert!(compared > 100, "only {compared}");
 }
 
 #[test]
