@@ -10,7 +10,7 @@ pub(crate) use arenas::place;
 pub use arenas::{Addresses, Memory};
 
 use crate::device::{Device, HwError, Module, check};
-use crate::lower::{MAX_MAPS, Program};
+use crate::lower::{MAX_MAPS, MapSpec, Program};
 use crate::memory::{DeviceMemory, SharedMemory};
 use crate::proxy::{Posting, Proxy, Stream};
 use crate::remote::Remote;
