@@ -15,6 +15,8 @@
 //! of another fabric, and last from `start`: it is then reported as not identified.
 
 mod left_out;
+mod report;
+mod search;
 
 use crate::checked::Checks;
 use crate::cli::{FitArgs, ProtocolArg};
@@ -24,25 +26,16 @@ use crate::figures;
 use crate::plan::{Case, Source};
 use crate::progress;
 use crate::provenance::Output;
-use crate::table::Table;
-use indicatif::ProgressBar;
 use left_out::{LeftOut, LeftOutReport};
 use rayon::prelude::*;
+use report::{parameter_table, text, write};
+use search::fit;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tilewire_kernels::{RoleSplit, Schedule};
 use tilewire_sim::machine::Kind;
 use tilewire_sim::{Clock, Machine, Simulation};
-
-/// Rounds over all parameters at most.
-const ROUNDS: usize = 3;
-
-/// A search ends when its interval is this share of its bounds.
-const TOLERANCE: f64 = 4e-3;
-
-/// Digits of a fitted value.
-const DIGITS: i32 = 3;
 
 type Published = (Figure, Option<Judged>);
 
@@ -290,102 +283,6 @@ fn rows_of<'a>(parameter: &FitParameter, rows: &'a [FigureRow], left_out: &LeftO
     if parameter.parameter.starts_with("launch.") { Vec::new() } else { kept().filter(|row| same(row)).collect() }
 }
 
-/// Sum of squared logarithms over some rows.
-fn loss(rows: &[&FigureRow], machines: &Machines) -> Result<f64, ExperimentError> {
-    let errors: Vec<f64> = rows.par_iter().map(|row| row.log_error(machines)).collect::<Result<_, _>>()?;
-    Ok(errors.iter().map(|error| error * error).sum())
-}
-
-fn fit(
-    parameters: &[FitParameter],
-    base: &Machines,
-    rows: &[FigureRow],
-    left_out: &LeftOut,
-    bar: &ProgressBar,
-) -> Result<(Vec<Fitted>, Machines), ExperimentError> {
-    let mut machines = base.clone();
-    let used: Vec<Vec<&FigureRow>> = parameters.iter().map(|p| rows_of(p, rows, left_out)).collect();
-    let mut values: Vec<f64> = parameters.iter().map(|p| p.start).collect();
-    for _ in 0..ROUNDS {
-        let mut moved = false;
-        for (i, parameter) in parameters.iter().enumerate().filter(|(i, _)| !used[*i].is_empty()) {
-            let value = rounded(least(parameter, |value| {
-                bar.inc(1);
-                set(&mut machines, parameter, value);
-                loss(&used[i], &machines)
-            })?);
-            moved |= (value - values[i]).abs() > TOLERANCE * (parameter.high - parameter.low);
-            values[i] = value;
-            set(&mut machines, parameter, value);
-        }
-        if !moved {
-            break;
-        }
-    }
-    let mut from: Vec<String> = Vec::with_capacity(parameters.len());
-    for (i, parameter) in parameters.iter().enumerate() {
-        let other = parameters
-            .iter()
-            .enumerate()
-            .find(|(j, other)| other.parameter == parameter.parameter && !used[*j].is_empty());
-        from.push(match other {
-            _ if !used[i].is_empty() => "rows".into(),
-            Some((j, other)) => {
-                values[i] = values[j];
-                set(&mut machines, parameter, values[i]);
-                other.machines.join(" ")
-            }
-            None => "start".into(),
-        });
-    }
-    let fitted = parameters.iter().enumerate().map(|(i, parameter)| Fitted {
-        parameter: parameter.parameter.clone(),
-        machines: parameter.machines.join(" "),
-        value: values[i],
-        low: parameter.low,
-        high: parameter.high,
-        rows: used[i].len(),
-        from: from[i].clone(),
-        in_files: f64::NAN,
-    });
-    Ok((fitted.collect(), machines))
-}
-
-/// The place between the bounds where a function with one valley is least.
-fn least(
-    parameter: &FitParameter,
-    mut of: impl FnMut(f64) -> Result<f64, ExperimentError>,
-) -> Result<f64, ExperimentError> {
-    let ratio = (5_f64.sqrt() - 1.0) / 2.0;
-    let (mut low, mut high) = (parameter.low, parameter.high);
-    let mut left = high - ratio * (high - low);
-    let mut right = low + ratio * (high - low);
-    let (mut at_left, mut at_right) = (of(left)?, of(right)?);
-    while high - low > TOLERANCE * (parameter.high - parameter.low) {
-        if at_left <= at_right {
-            (high, right, at_right) = (right, left, at_left);
-            left = high - ratio * (high - low);
-            at_left = of(left)?;
-        } else {
-            (low, left, at_left) = (left, right, at_right);
-            right = low + ratio * (high - low);
-            at_right = of(right)?;
-        }
-    }
-    Ok(f64::midpoint(low, high))
-}
-
-/// To the digits of a fitted value.
-fn rounded(value: f64) -> f64 {
-    if value == 0.0 {
-        return 0.0;
-    }
-    let unit = DIGITS - 1 - value.abs().log10().floor() as i32;
-    // Through its decimal text, so that the value is the one that a file holds.
-    let scaled = (value * 10_f64.powi(unit)).round();
-    format!("{scaled}e{}", -unit).parse().unwrap_or(value)
-}
-
 fn errors(machines: &Machines, rows: &[FigureRow], left_out: &LeftOut) -> Result<Vec<TestError>, ExperimentError> {
     type Group<'a> = (&'static str, &'a str, &'a str, System);
     let errors: Vec<f64> =
@@ -433,119 +330,4 @@ fn compare(source: &Source, fitted: &mut [Fitted]) -> Result<(), ExperimentError
         }
     }
     Ok(())
-}
-
-/// The text of a machine file with another value of a parameter; the parameter has a line of its own.
-fn with_value(text: &str, parameter: &str, value: f64) -> Option<String> {
-    let (section, name) = parameter.rsplit_once('.')?;
-    let mut inside = false;
-    let mut found = false;
-    let lines = text.lines().map(|line| {
-        if line.starts_with('[') {
-            inside = line.trim() == format!("[{section}]");
-        }
-        let start = format!("{name} = {{ value = ");
-        match line.strip_prefix(&start).filter(|_| inside).and_then(|rest| rest.split_once(',')) {
-            Some((_, rest)) => {
-                found = true;
-                format!("{start}{value:?},{rest}\n")
-            }
-            None => format!("{line}\n"),
-        }
-    });
-    let text = lines.collect();
-    found.then_some(text)
-}
-
-fn write(source: &Source, output: &Output, report: &Report) -> Result<(), ExperimentError> {
-    let mut texts: BTreeMap<&str, String> = BTreeMap::new();
-    for fitted in &report.parameters {
-        for name in fitted.machines.split(' ') {
-            let text = match texts.remove(name) {
-                Some(text) => text,
-                None => source.data.machine_text(name)?,
-            };
-            let missing = || ExperimentError::Finding(format!("machines/{name}.toml: no line of {}", fitted.parameter));
-            texts.insert(name, with_value(&text, &fitted.parameter, fitted.value).ok_or_else(missing)?);
-        }
-    }
-    for (name, text) in &texts {
-        output.write(&format!("machines/{name}.toml"), text)?;
-    }
-    output.write("parameters.csv", &figures::csv_of(&report.parameters))?;
-    if !report.left_out.is_empty() {
-        output.write("left_out.csv", &left_out::csv(&report.errors))?;
-    }
-    output.write("errors.csv", &figures::csv_of(&report.errors))
-}
-
-fn text(report: &Report) -> String {
-    let mut text = format!("{}\n", parameter_table(&report.parameters).render(2));
-    let percent = |value: f64| format!("{:.1} %", value * 100.0);
-    let mut table =
-        Table::new(["left out", "rows", "kernel", "topology", "system", "number", "error", "worst: size", "off by"]);
-    for group in &report.errors {
-        table.row([
-            group.left_out.clone(),
-            group.role.to_owned(),
-            group.kernel.clone(),
-            group.topology.clone(),
-            group.system.to_owned(),
-            group.rows.to_string(),
-            percent(group.error),
-            group.worst_size.to_string(),
-            percent(group.worst_error),
-        ]);
-    }
-    text += &table.render(2);
-    for (name, left_out) in &report.left_out {
-        text += &left_out.text(name);
-    }
-    text
-}
-
-fn parameter_table(fitted: &[Fitted]) -> Table {
-    let mut table = Table::new(["parameter", "machines", "value", "low", "high", "rows", "from"]);
-    for fitted in fitted {
-        table.row([
-            fitted.parameter.clone(),
-            fitted.machines.clone(),
-            fitted.value.to_string(),
-            fitted.low.to_string(),
-            fitted.high.to_string(),
-            fitted.rows.to_string(),
-            fitted.from.clone(),
-        ]);
-    }
-    table
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_rounded_to_three_digits() {
-        for (value, want) in [(0.0, 0.0), (5.804_9, 5.80), (1234.5, 1230.0), (23.06, 23.1), (0.031_25, 0.0313)] {
-            assert!((rounded(value) - want).abs() <= 1e-12, "{value}");
-        }
-    }
-
-    #[test]
-    fn the_search_finds_the_bottom_of_a_valley_and_of_a_slope() {
-        let parameter =
-            FitParameter { parameter: "sm.a".into(), machines: Vec::new(), start: 1.0, low: 0.0, high: 10.0 };
-        for (bottom, want) in [(3.3, 3.3), (-5.0, 0.0), (20.0, 10.0)] {
-            let found = least(&parameter, |value| Ok((value - bottom).abs())).expect("never fails");
-            assert!((found - want).abs() < 0.02, "{bottom}: {found}");
-        }
-    }
-
-    #[test]
-    fn a_value_is_written_into_its_own_section_only() {
-        let text = "name = \"m\"\n[a]\nx = { value = 1.0, kind = \"fitted\" }\n[a.b]\nx = { value = 2.0, kind = \"fitted\" }\n";
-        let want = text.replace("2.0", "7.5");
-        assert_eq!(with_value(text, "a.b.x", 7.5), Some(want));
-        assert_eq!(with_value(text, "a.y", 7.5), None);
-    }
 }

@@ -3,63 +3,47 @@
 //! Points come in an order whose every prefix covers kernels, shapes and splits evenly; rows are kept as they end, and a
 //! run that was stopped goes on from them.
 
-use crate::checked;
+mod jobs;
+mod rows;
+mod summary;
+
+pub use jobs::{hazards, splits};
+pub use rows::same_run;
+
 use crate::cli::MeasureArgs;
-use crate::engine::{self, Prepared, clock_name};
+use crate::engine::clock_name;
 use crate::error::ExperimentError;
 use crate::experiment::{Experiment, Group};
-use crate::measure_row::{self as row, Measured, MeasuredRow, Reading, Setting};
-use crate::plan::{Case, Source, SplitChoice};
-
 use crate::lock::{Lock, drop_torn_row};
+use crate::measure_row::{self as row, Measured, MeasuredRow, Reading, Setting};
+use crate::plan::{Case, Source};
 use crate::progress;
-use crate::provenance::{ExperimentText, Output};
 use crate::ranks::{carrier, check_nics, join, launched, link, spawn, starts_ranks, writable};
 use crate::spawned;
-use crate::table::Table;
 use crate::timeline;
-use rayon::prelude::*;
-use serde_json::json;
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
+use jobs::{Job, jobs, order};
+use rows::{Kept, output, resumed};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use summary::{json_text, text};
 use tilewire_hw::bootstrap::Session;
 use tilewire_hw::cluster::{ClusterRunner, ClusterTime};
 use tilewire_hw::device::HwError;
 use tilewire_hw::gpu::Gpus;
-use tilewire_hw::lower::{Mode, Program, lower, lower_cluster};
-use tilewire_hw::measure::{Inputs, Load, inputs, time};
+use tilewire_hw::lower::Mode;
+use tilewire_hw::measure::{Load, time};
 use tilewire_hw::party::Party;
 use tilewire_hw::proxy::Pacing;
 use tilewire_hw::reduced::{Part, reduced};
 use tilewire_hw::remote::Link;
 use tilewire_hw::timeline::TaskTime;
-use tilewire_kernels::check::report;
-use tilewire_kernels::schedule::BufferUse;
-use tilewire_kernels::{Cluster, RoleSplit, Schedule, Spec, schedule_hash};
+use tilewire_kernels::{Cluster, RoleSplit, schedule_hash};
 use tilewire_sim::Clock;
 
 /// Timed runs of a point at most; of a reduced form, a third of it.
 const REPEATS: usize = 21;
 /// Outputs of a point that are compared with the reference; all are looked through for poison.
 const SAMPLES: u64 = 64;
-/// Host memory that inputs may take.
-const MAX_INPUT_BYTES: u64 = 64 << 30;
-
-/// A group that is ready to run.
-struct Job {
-    schedule: Schedule,
-    spec: Spec,
-    /// A GPU each.
-    programs: Vec<Program>,
-    inputs: Inputs,
-    splits: Vec<RoleSplit>,
-    /// Hazards, or that nobody looked.
-    hazards: String,
-}
-
 /// How a run is made.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -320,177 +304,6 @@ fn default_cache() -> PathBuf {
     base.unwrap_or_else(std::env::temp_dir).join("tilewire")
 }
 
-/// Builds, checks and lowers every schedule, and draws its inputs.
-fn jobs(experiment: &Experiment, on_card: u32, unchecked: bool) -> Result<Vec<Job>, ExperimentError> {
-    let bar = progress::bar(experiment.groups.len() as u64, "preparing");
-    let job = |group: &Group| {
-        let case = &group.case;
-        let sms = case.target.machine.gpu.sms.value as u32;
-        if sms != on_card {
-            let problem =
-                format!("{} has {sms} SMs, the GPU here {on_card}; name another machine", case.target.machine.name);
-            return Err(ExperimentError::refused(case.to_string(), problem));
-        }
-        let schedule = engine::build(case)?;
-        let hazards = hazards(group, &schedule, unchecked)?;
-        let splits = splits(group)?;
-        let at = |source| ExperimentError::Hardware { case: case.to_string(), source };
-        let programs = match mode(group) {
-            Mode::Cluster => lower_cluster(&schedule, &splits[0], on_card),
-            mode => lower(&schedule, mode, &splits[0], on_card).map(|program| vec![program]),
-        }
-        .map_err(at)?;
-        for split in &splits {
-            programs[0].clone().apply_split(&schedule, split, on_card).map_err(at)?;
-        }
-        let spec = case.spec();
-        let bytes = schedule.buffers.iter().filter(|b| b.usage == BufferUse::Input).map(|b| b.bytes).sum::<u64>();
-        let all = bytes * schedule.cluster.ranks() as u64 * experiment.groups.len() as u64;
-        if all > MAX_INPUT_BYTES {
-            let problem =
-                format!("about {} GiB of inputs, allowed: {}; split the experiment", all >> 30, MAX_INPUT_BYTES >> 30);
-            return Err(ExperimentError::refused(case.to_string(), problem));
-        }
-        let inputs = inputs(&schedule, case.kernel, &spec, mode(group), case.seed);
-        bar.inc(1);
-        Ok(Job { schedule, spec, programs, inputs, splits, hazards })
-    };
-    let jobs: Vec<Result<Job, ExperimentError>> = experiment.groups.par_iter().map(job).collect();
-    bar.finish_and_clear();
-    jobs.into_iter().collect()
-}
-
-pub(crate) fn hazards(group: &Group, schedule: &Schedule, unchecked: bool) -> Result<String, ExperimentError> {
-    if unchecked {
-        return Ok("unchecked".into());
-    }
-    let report = report(schedule, &checked::limits(&group.case.target.machine), None);
-    let Some(first) = report.findings.first() else { return Ok("0".into()) };
-    Err(ExperimentError::Finding(format!(
-        "{}: {} fatal findings, {} hazards; the first: {first}\n  `tilewire check` lists them; --unchecked measures all the same",
-        group.case, report.fatal, report.hazards
-    )))
-}
-
-pub(crate) fn splits(group: &Group) -> Result<Vec<RoleSplit>, ExperimentError> {
-    let split = |split: &SplitChoice| match split {
-        SplitChoice::Fixed(split) => Ok(*split),
-        SplitChoice::Auto => Prepared::new(&group.case)?.split(&group.case),
-    };
-    group.splits.iter().map(split).collect()
-}
-
-/// Group and split of every point: kernels alternate, then their shapes, and splits come coarse before fine.
-fn order(experiment: &Experiment, jobs: &[Job]) -> Vec<(usize, usize)> {
-    let names: Vec<&str> = experiment.groups.iter().map(|group| group.case.name).collect();
-    let counts: Vec<usize> = jobs.iter().map(|job| job.splits.len()).collect();
-    even_order(&names, &counts)
-}
-
-fn even_order(kernels: &[&str], splits: &[usize]) -> Vec<(usize, usize)> {
-    let mut turn: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut groups: Vec<(usize, &str, usize)> = kernels
-        .iter()
-        .enumerate()
-        .map(|(g, &kernel)| {
-            let turn = turn.entry(kernel).or_default();
-            *turn += 1;
-            (*turn, kernel, g)
-        })
-        .collect();
-    groups.sort_unstable();
-    let coarse_first: Vec<Vec<usize>> = splits.iter().map(|&n| bit_reversed(n)).collect();
-    let rounds = splits.iter().copied().max().unwrap_or(0);
-    let at = |round: usize, g: usize| coarse_first[g].get(round).map(|&split| (g, split));
-    (0..rounds).flat_map(|round| groups.iter().filter_map(move |&(.., g)| at(round, g))).collect()
-}
-
-/// The numbers below `n`, so that every prefix is spread over all of them.
-fn bit_reversed(n: usize) -> Vec<usize> {
-    let bits = usize::BITS - n.saturating_sub(1).leading_zeros();
-    let reverse = |i: usize| if bits == 0 { 0 } else { i.reverse_bits() >> (usize::BITS - bits) };
-    (0..1_usize << bits).map(reverse).filter(|&i| i < n).collect()
-}
-
-/// The rows of a run that was stopped.
-fn resumed(file: &Path, setting: &Setting) -> Result<Vec<MeasuredRow>, ExperimentError> {
-    let rows = row::read(file)?;
-    let facts = &setting.facts;
-    let revision = crate::provenance::REVISION.unwrap_or_default();
-    let now = [
-        ("pacing", setting.pacing.as_str()),
-        ("gpu", &facts.gpu),
-        ("driver", &facts.driver),
-        ("nvrtc", &facts.nvrtc),
-        ("cubin", &facts.cubin),
-        ("transport", &facts.transport),
-        ("registration", &facts.registration),
-        ("revision", revision),
-    ];
-    for row in &rows {
-        for (name, value) in now {
-            if row.text(name) != value {
-                let problem =
-                    format!("{name} \"{}\", here \"{value}\"; choose another directory with -o", row.text(name));
-                return Err(ExperimentError::refused(row.place.clone(), problem));
-            }
-        }
-    }
-    Ok(rows)
-}
-
-/// Refuses to go on in a directory whose rows were measured for another experiment or with another machine file.
-pub(crate) fn same_run(root: &Path, experiment: &Experiment, source: &Source) -> Result<(), ExperimentError> {
-    let mut files = vec![(root.join("experiment.toml"), experiment.text.clone())];
-    for group in &experiment.groups {
-        let machine = &group.case.target.machine;
-        files.push((root.join(format!("machines/{}.toml", machine.name)), source.machine_text(machine)?));
-    }
-    for (file, now) in files {
-        if std::fs::read_to_string(&file).is_ok_and(|text| text != now) {
-            let problem = "is not what this run would use; choose another directory with -o";
-            return Err(ExperimentError::refused(file.display().to_string(), problem));
-        }
-    }
-    Ok(())
-}
-
-fn output(experiment: &Experiment, source: &Source, root: &Path) -> Result<Output, ExperimentError> {
-    let machines: BTreeMap<&str, _> =
-        experiment.groups.iter().map(|g| (g.case.target.machine.name.as_str(), &g.case.target.machine)).collect();
-    let text = ExperimentText { name: &experiment.name, text: &experiment.text };
-    let machines: Vec<_> = machines.into_values().collect();
-    Output::create(root, "measure", Some(experiment.seed), Some(text), source, &machines, &["rows.csv"])
-}
-
-/// The rows of a run, in the process that writes them.
-struct Kept {
-    file: PathBuf,
-    known: Vec<MeasuredRow>,
-    writer: csv::Writer<File>,
-}
-
-impl Kept {
-    fn open(file: PathBuf, known: Vec<MeasuredRow>) -> Result<Self, ExperimentError> {
-        let fresh = !file.exists();
-        let open = OpenOptions::new().create(true).append(true).open(&file);
-        let open = open.map_err(|error| ExperimentError::write(&file, error))?;
-        let writer = csv::WriterBuilder::new().has_headers(false).from_writer(open);
-        let mut kept = Self { file, known, writer };
-        if fresh {
-            kept.write(&row::columns().iter().map(|name| (name.clone(), name.clone())).collect())?;
-        }
-        Ok(kept)
-    }
-
-    fn write(&mut self, fields: &BTreeMap<String, String>) -> Result<(), ExperimentError> {
-        let columns = row::columns();
-        let record = columns.iter().map(|name| fields.get(name).map_or("", String::as_str));
-        self.writer.write_record(record).map_err(|error| ExperimentError::write(&self.file, error))?;
-        self.writer.flush().map_err(|error| ExperimentError::write(&self.file, error))
-    }
-}
-
 /// What becomes of a point.
 #[derive(Clone, Copy, PartialEq)]
 enum Turn {
@@ -617,84 +430,4 @@ fn measure_point<'a>(
         put_bytes: programs[0].puts.iter().flatten().map(|put| put.bytes).sum(),
         outputs: compared.map(|compared| (compared.elements, compared.wrong, compared.worst)),
     })
-}
-
-/// The fastest row of every group.
-fn best<'a>(experiment: &'a Experiment, rows: &'a [MeasuredRow]) -> Vec<(&'a Group, &'a MeasuredRow)> {
-    let fastest = |group: &Group| {
-        let clock = clock_name(group.case.clock.unwrap_or_default());
-        let mut point = row::point(&group.case, &RoleSplit::default(), clock);
-        point.retain(|name, _| crate::plan::role(name).is_none());
-        rows.iter().filter(|row| row.is_ok() && row.is_at(&point)).min_by(|a, b| {
-            a.number("time_us").unwrap_or(f64::INFINITY).total_cmp(&b.number("time_us").unwrap_or(f64::INFINITY))
-        })
-    };
-    experiment.groups.iter().filter_map(|group| fastest(group).map(|row| (group, row))).collect()
-}
-
-fn text(experiment: &Experiment, points: usize, rows: &[MeasuredRow], file: &Path) -> String {
-    let mut table = Table::new([
-        "kernel",
-        "cluster",
-        "shape",
-        "clock",
-        "best split",
-        "time_us",
-        "compute_only_us",
-        "comm_only_us",
-        "sm_mhz",
-    ]);
-    for (group, row) in best(experiment, rows) {
-        table.row([
-            row.text("kernel").to_owned(),
-            group.case.target.to_string(),
-            group.case.problem.to_string(),
-            row.text("clock").to_owned(),
-            row.split().map_or_else(|_| String::new(), |split| split.to_string()),
-            row.text("time_us").to_owned(),
-            row.text("compute_only_us").to_owned(),
-            row.text("comm_only_us").to_owned(),
-            row.text("sm_mhz").to_owned(),
-        ]);
-    }
-    let mut text = format!("{}\n", experiment.question);
-    if !rows.is_empty() {
-        let _ = write!(text, "\n{}", table.without_constants(&["kernel", "cluster"]).render(2));
-    }
-    let _ = writeln!(text, "\n{}", progress::done(rows.len(), points));
-    let _ = writeln!(text, "wrote {}", file.display());
-    text
-}
-
-fn json_text(experiment: &Experiment, points: usize, rows: &[MeasuredRow], file: &Path) -> String {
-    let best: Vec<_> = best(experiment, rows)
-        .into_iter()
-        .map(|(group, row)| json!({ "case": group.case.to_string(), "split": row.split().ok(), "time_us": row.number("time_us") }))
-        .collect();
-    json!({ "experiment": experiment.name, "points": points, "rows": rows.len(), "best": best, "file": file })
-        .to_string()
-        + "\n"
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_prefix_covers_kernels_shapes_and_splits() {
-        let order = even_order(&["a", "a", "b", "b"], &[4, 4, 4, 2]);
-        assert_eq!(order[..4], [(0, 0), (2, 0), (1, 0), (3, 0)], "kernels alternate before a split comes twice");
-        assert_eq!(order[4..8], [(0, 2), (2, 2), (1, 2), (3, 1)], "the next split is far from the first");
-        let mut all = order.clone();
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), 14, "every point once: {order:?}");
-    }
-
-    #[test]
-    fn splits_come_coarse_before_fine() {
-        assert!(bit_reversed(0).is_empty());
-        assert_eq!(bit_reversed(1), [0]);
-        assert_eq!(bit_reversed(6), [0, 4, 2, 1, 5, 3]);
-    }
 }

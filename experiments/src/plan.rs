@@ -9,68 +9,28 @@
 //! A [`Refusal`] names the part of the draft that is wrong; the flags and the experiment file each know where that part
 //! was written.
 
+mod case;
 mod refusal;
+mod size;
 mod target;
+mod words;
 
+pub use case::{Case, Fusion, OF_PHASES, SplitChoice};
 pub use refusal::{Part, Refusal, ResolveError};
 pub use target::{Source, Target};
+pub use words::{assignments, kernel, role, split};
 
 use crate::checked::Checks;
 use crate::cli::{CaseArgs, ClockArg, ExecutionArg, PointArgs, ProtocolArg};
 use crate::data::{Data, DataError, EffectiveSplit, System};
 use crate::error::ExperimentError;
 use crate::shape;
-use std::collections::BTreeSet;
-use std::fmt;
+use case::ROUTING_SEED;
+use size::limit_tiles;
 use std::sync::Arc;
-use tilewire_kernels::{Cluster, Kernel, OptionSet, Options, Problem, ProblemKind, RoleKind, RoleSplit, Spec};
-use tilewire_sim::machine::PeerPath;
+use tilewire_kernels::{Cluster, OptionSet, Problem, ProblemKind, RoleSplit};
 use tilewire_sim::predict::Clock;
-use tilewire_sim::{Config, Execution, Protocol};
-
-/// Compute tiles of a rank at most: beyond, a schedule does not fit into memory.
-const MAX_TILES: u64 = 1 << 24;
-
-/// The option that follows the seed unless it is set by itself.
-const ROUTING_SEED: &str = "routing_seed";
-
-/// Which split a case runs with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SplitChoice {
-    /// This one.
-    Fixed(RoleSplit),
-    /// The best one that the tuner finds.
-    Auto,
-}
-
-/// What a split of a bulk-synchronous form may be.
-pub const OF_PHASES: &str =
-    "allowed with bulk-synchronous phases: ROLE=CTAS,... for every role with work, up to all SMs for each phase";
-
-/// How compute and communication of a kernel go together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fusion {
-    /// Side by side in one launch.
-    Fused,
-    /// Library compute, then a library collective.
-    Unfused,
-    /// The fused schedule's tasks by turns, a launch for each phase.
-    BulkSynchronous,
-}
-
-impl Fusion {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Fused, Self::Unfused, Self::BulkSynchronous];
-
-    /// As columns have it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fused => "fused",
-            Self::Unfused => "unfused",
-            Self::BulkSynchronous => "bulk_synchronous",
-        }
-    }
-}
+use tilewire_sim::{Execution, Protocol};
 
 /// A case as it was asked for.
 #[derive(Clone, Debug)]
@@ -101,109 +61,6 @@ pub struct Draft {
     pub clock: Option<Clock>,
     /// What is asked of the checker.
     pub checks: Checks,
-}
-
-/// One prediction, every name looked up.
-#[derive(Clone)]
-pub struct Case {
-    /// Name of the fused kernel.
-    pub name: &'static str,
-    /// What builds the schedule: the fused kernel or its unfused form.
-    pub kernel: &'static dyn Kernel,
-    /// Cluster and machine.
-    pub target: Arc<Target>,
-    /// Shape.
-    pub problem: Problem,
-    /// Option set that was started from.
-    pub set: OptionSet,
-    /// Options.
-    pub options: Options,
-    /// Those that were set by name.
-    pub named: BTreeSet<String>,
-    /// Split.
-    pub split: SplitChoice,
-    /// Protocol.
-    pub protocol: Protocol,
-    /// Fused or not.
-    pub fusion: Fusion,
-    /// Seed.
-    pub seed: u64,
-    /// Whether noise is drawn.
-    pub noise: bool,
-    /// Ranks that are simulated.
-    pub execution: Execution,
-    /// How warm the card is; none: as the protocol's loop leaves it.
-    pub clock: Option<Clock>,
-    /// What is asked of the checker.
-    pub checks: Checks,
-    /// Fields of the shape that were not given.
-    pub defaults: Vec<(&'static str, u64)>,
-}
-
-/// `name=value`.
-///
-/// # Errors
-/// The text, when it is not.
-fn assignment(text: &str) -> Result<(String, String), Refusal> {
-    let form = || Refusal::new(Part::Set, format!("\"{text}\", allowed: NAME=VALUE"));
-    let (name, value) = text.split_once('=').ok_or_else(form)?;
-    Ok((name.trim().to_owned(), value.trim().to_owned()))
-}
-
-/// Several `name=value`, each name once.
-///
-/// # Errors
-/// The first text that is not, or whose name stands before.
-pub fn assignments(texts: &[String]) -> Result<Vec<(String, String)>, Refusal> {
-    let mut all: Vec<(String, String)> = Vec::with_capacity(texts.len());
-    for text in texts {
-        let (name, value) = assignment(text)?;
-        if let Some((_, before)) = all.iter().find(|(known, _)| *known == name) {
-            let problem = format!("{name} twice, as \"{before}\" and as \"{value}\", allowed: each option once");
-            return Err(Refusal::new(Part::Set, problem));
-        }
-        all.push((name, value));
-    }
-    Ok(all)
-}
-
-/// The role with this long or short name.
-pub fn role(name: &str) -> Option<RoleKind> {
-    RoleKind::ALL.into_iter().find(|kind| name == kind.short() || name == kind.name())
-}
-
-/// `compute=112,intra=4,...`; a role left out has 0.
-pub fn split(text: &str) -> Result<RoleSplit, Refusal> {
-    let refuse = |what: String| {
-        let roles = RoleKind::ALL.map(RoleKind::short).join(", ");
-        Refusal::new(Part::Split, format!("{what}, allowed: ROLE=CTAS,... of {roles}; or auto; or published"))
-    };
-    let mut split = RoleSplit::default();
-    let mut seen = BTreeSet::new();
-    for pair in text.split(',') {
-        let (name, ctas) = pair.split_once('=').ok_or_else(|| refuse(format!("\"{pair}\"")))?;
-        let kind = role(name.trim()).ok_or_else(|| refuse(format!("role \"{}\"", name.trim())))?;
-        if !seen.insert(kind) {
-            return Err(refuse(format!("role {} twice", kind.short())));
-        }
-        let ctas = shape::whole(ctas.trim()).filter(|ctas| *ctas <= 1024);
-        split
-            .set(kind, ctas.map(|ctas| ctas as u32).ok_or_else(|| refuse(format!("\"{}\" (0 to 1024)", pair.trim())))?);
-    }
-    if split.total() == 0 {
-        return Err(refuse(format!("\"{text}\" gives no role a CTA")));
-    }
-    Ok(split)
-}
-
-/// The kernel with this name.
-///
-/// # Errors
-/// The name, when there is none.
-pub fn kernel(name: &str) -> Result<&'static dyn Kernel, Refusal> {
-    let known = || tilewire_kernels::KERNELS.iter().map(|kernel| kernel.name()).collect::<Vec<_>>().join(", ");
-    tilewire_kernels::kernel(name)
-        .ok_or_else(|| Refusal::new(Part::Kernel, format!("no kernel \"{name}\", allowed: {}", known())))
 }
 
 impl Draft {
@@ -328,123 +185,6 @@ fn published_split(
     }
 }
 
-/// Refuses shapes that would not fit into memory, before anything is built.
-fn limit_tiles(problem: &Problem, options: &Options) -> Result<(), Refusal> {
-    let (field, tiles) = compute_tiles(problem, options);
-    if tiles > MAX_TILES {
-        let problem =
-            format!("{problem} has {tiles} tiles, allowed: {MAX_TILES}; choose a smaller shape or larger tiles");
-        return Err(Refusal::new(Part::Shape(field), problem));
-    }
-    Ok(())
-}
-
-/// Compute tiles of a rank, about, and the field of the shape that decides.
-fn compute_tiles(problem: &Problem, options: &Options) -> (&'static str, u64) {
-    let tile = |name: &str, default: u64| {
-        options.iter().find(|(option, _)| *option == name).map_or(default, |(_, value)| match value {
-            tilewire_kernels::options::Value::Int(value) => value.max(1),
-            _ => default,
-        })
-    };
-    let (field, rows, cols) = match *problem {
-        Problem::Gemm { m, n, .. } => ("m", m, n),
-        Problem::Moe { tokens, inter, topk, .. } => ("tokens", tokens * topk, inter),
-        Problem::Attention { seq, batch, heads, .. } => ("seq", seq, batch * heads * tile("tile_n", 256)),
-    };
-    (field, rows.div_ceil(tile("tile_m", 128)).saturating_mul(cols.div_ceil(tile("tile_n", 256))))
-}
-
-impl Case {
-    /// What the builder sees.
-    pub fn spec(&self) -> Spec {
-        Spec {
-            problem: self.problem,
-            cluster: self.target.cluster,
-            fabric: self.target.machine.fabric,
-            options: self.options.clone(),
-        }
-    }
-
-    /// Whether the seed decides anything: noise, or who chooses which expert.
-    pub fn draws(&self) -> bool {
-        self.noise || self.options.iter().any(|(name, _)| name == ROUTING_SEED)
-    }
-
-    /// The options that were set by name, `name=value;...` in the order of names.
-    pub fn set_by_name(&self) -> String {
-        self.options_of(|name| self.named.contains(name)).join(";")
-    }
-
-    /// `name=value` of some options, in the order of names.
-    pub fn options_of(&self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
-        let wanted = self.options.iter().filter(|(name, _)| wanted(name));
-        wanted.map(|(name, value)| format!("{name}={value}")).collect()
-    }
-
-    /// `name=value` of some options, in the order of names, each behind some text.
-    pub fn options_behind(&self, before: &str, wanted: impl Fn(&str) -> bool) -> String {
-        self.options_of(wanted).iter().fold(String::new(), |text, set| text + before + set)
-    }
-
-    /// How the simulator runs it with this clock.
-    pub fn config(&self, clock: Clock) -> Config {
-        Config {
-            execution: self.execution,
-            protocol: self.protocol,
-            clock,
-            noise_seed: self.noise.then_some(self.seed),
-            timeline: false,
-        }
-    }
-
-    /// Compute tiles of a rank, about.
-    pub fn tiles(&self) -> u64 {
-        compute_tiles(&self.problem, &self.options).1
-    }
-
-    /// The protocol's name.
-    pub const fn protocol_name(&self) -> &'static str {
-        match self.protocol {
-            Protocol::Fair => "fair",
-            Protocol::Published { .. } => "published",
-        }
-    }
-
-    /// The execution's name.
-    pub const fn execution_name(&self) -> &'static str {
-        match self.execution {
-            Execution::Folded => "folded",
-            Execution::Mirror => "mirror",
-            Execution::Full => "full",
-        }
-    }
-
-    /// How hardware would run this: a GPU per rank, or one GPU whose peers are in its own memory.
-    pub fn mode(&self) -> &'static str {
-        match self.target.machine.peer_path {
-            PeerPath::Nvlink => "cluster",
-            PeerPath::Hbm => "mirror",
-        }
-    }
-
-    /// Whether libraries compute and communicate.
-    pub fn is_unfused(&self) -> bool {
-        self.fusion == Fusion::Unfused
-    }
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let form = match self.fusion {
-            Fusion::Fused => "",
-            Fusion::Unfused => " (unfused)",
-            Fusion::BulkSynchronous => " (bulk-synchronous)",
-        };
-        write!(f, "{}{form} {} on {}", self.name, self.problem, self.target)
-    }
-}
-
 impl CaseArgs {
     /// The draft of these flags, with a fair protocol and a tuned split.
     pub fn draft(&self) -> Result<Draft, ExperimentError> {
@@ -543,16 +283,5 @@ mod tests {
         assert!(refused("2x9-h200-efa").contains("h200-efa has 8"));
         assert!(refused("2x8-h200-nvlink").contains("needs a network"));
         assert!(refused("eight").contains("NxG-MACHINE"));
-    }
-
-    #[test]
-    fn splits_take_short_and_long_names() {
-        let expected = RoleSplit { compute: 112, intra_comm: 4, inter_send: 8, inter_reduce: 0 };
-        assert_eq!(split("compute=112,intra=4,send=8"), Ok(expected));
-        assert_eq!(split("compute=112, intra_comm=4, inter_send=8"), Ok(expected));
-        for bad in ["", "compute", "compute=-1", "compute=1,compute=2", "computer=1", "compute=0", "compute=4294967296"]
-        {
-            assert!(split(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -3,19 +3,23 @@
 //! A GPU's memory is taken first ([`Memory`]), descriptors are written when the memory of all GPUs that they name is
 //! there ([`Addresses`]).
 
+mod arenas;
+mod maps;
+
+pub(crate) use arenas::place;
+pub use arenas::{Addresses, Memory};
+
 use crate::device::{Device, HwError, Module, check};
-use crate::exported::Mapping;
-use crate::lower::{MAX_MAPS, MapKind, MapSpec, Program};
+use crate::lower::{MAX_MAPS, MapSpec, Program};
 use crate::memory::{DeviceMemory, SharedMemory};
 use crate::proxy::{Posting, Proxy, Stream};
-use crate::remote::{Place, Remote};
+use crate::remote::Remote;
 use crate::timeline::{self, CtaTimes, Stamps, TaskTime};
-use crate::transport::segment::Layout;
 use crate::upload::Arrays;
+use arenas::words_bytes;
 use cudarc::driver::sys;
+use maps::{TensorMap, tensor_map};
 use std::ffi::c_void;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tilewire_kernels::{Blocked, RoleKind, Schedule};
 
@@ -53,11 +57,6 @@ struct Parameters {
     unused: u32,
 }
 
-/// A tensor map as the driver writes it.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-struct TensorMap([u64; 16]);
-
 /// `Blocked` of `program.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -77,121 +76,6 @@ pub struct RunTime {
     pub span_us: f64,
     /// Clock of the SMs: cycles over time of the CTAs.
     pub sm_mhz: f64,
-}
-
-/// Memory of a GPU that programs name, of other GPUs too.
-pub struct Memory {
-    /// One per buffer and instance that lives here.
-    arenas: Vec<DeviceMemory>,
-    words: DeviceMemory,
-}
-
-impl Memory {
-    /// Takes a program's arenas and words on its GPU.
-    ///
-    /// # Errors
-    /// [`HwError::Cuda`], for example when the GPU has too little memory.
-    pub fn new(device: Device, program: &Program) -> Result<Self, HwError> {
-        device.make_current()?;
-        let own = |&(arena, _): &(usize, &u64)| program.gpu_of(arena as u32) == program.gpu;
-        let take = |(_, &bytes)| DeviceMemory::new(bytes as usize);
-        let arenas = program.arenas.iter().enumerate().filter(own).map(take).collect::<Result<_, _>>()?;
-        Ok(Self { arenas, words: DeviceMemory::new(words_bytes(program))? })
-    }
-
-    /// As [`Memory::new`], and a descriptor by which other processes can map it; with `rdma` NICs are to reach it too.
-    ///
-    /// # Errors
-    /// As [`Memory::new`].
-    pub(crate) fn exported(device: Device, program: &Program, rdma: bool) -> Result<(Self, OwnedFd, usize), HwError> {
-        let places = places(program, program.gpu);
-        let (mapping, descriptor) = Mapping::export(device, places.bytes, rdma)?;
-        let mapping = Arc::new(mapping);
-        let part = |(at, bytes): (usize, usize)| DeviceMemory::part(&mapping, at, bytes);
-        let memory = Self { arenas: places.arenas.iter().copied().map(part).collect(), words: part(places.words) };
-        Ok((memory, descriptor, mapping.bytes()))
-    }
-
-    /// Where memory that is one piece begins.
-    pub(crate) fn base(&self) -> u64 {
-        self.arenas.first().unwrap_or(&self.words).address
-    }
-}
-
-/// Where buffers and words of the program's GPU lie in memory that is one piece, `bytes` long, and begins at `base`.
-pub(crate) fn place(schedule: &Schedule, program: &Program, base: u64, bytes: usize) -> Result<Place, HwError> {
-    let places = places(program, program.gpu);
-    let buffers: Vec<u64> = places.arenas.iter().map(|&(at, _)| at as u64).collect();
-    let too_many = || HwError::Unsupported { what: "schedules with more than 2^31 flags".to_owned() };
-    let placed = Layout::placed(schedule, &buffers, places.words.0 as u64, bytes as u64);
-    let (layout, beside) = placed.ok_or_else(too_many)?;
-    Ok(Place { base, layout, beside })
-}
-
-/// Where arenas and words of a GPU lie in memory that is one piece: first byte and bytes.
-struct Places {
-    arenas: Vec<(usize, usize)>,
-    words: (usize, usize),
-    bytes: usize,
-}
-
-/// Arenas begin at multiples of this, more than any tensor map or copy asks for.
-const ARENA_ALIGN: usize = 4096;
-
-fn places(program: &Program, gpu: u32) -> Places {
-    let mut end = 0;
-    let mut place = |bytes: usize| {
-        let at = end;
-        end = (at + bytes.max(1)).next_multiple_of(ARENA_ALIGN);
-        (at, bytes)
-    };
-    let own = (0..).zip(&program.arenas).filter(|&(arena, _)| program.gpu_of(arena) == gpu);
-    let arenas = own.map(|(_, &bytes)| place(bytes as usize)).collect();
-    let words = place(words_bytes(program));
-    Places { arenas, words, bytes: end }
-}
-
-/// The FIFO's head is one word more.
-const fn words_bytes(program: &Program) -> usize {
-    (program.words as usize + 1) * 4
-}
-
-/// Where the arenas of all GPUs lie, and the words of each.
-#[derive(Clone)]
-pub struct Addresses {
-    arenas: Vec<u64>,
-    words: Vec<u64>,
-}
-
-impl Addresses {
-    /// Of the memory of all GPUs, in their order.
-    pub fn of<'m>(all: impl Iterator<Item = &'m Memory> + Clone) -> Self {
-        Self {
-            arenas: all.clone().flat_map(|memory| memory.arenas.iter().map(|arena| arena.address)).collect(),
-            words: all.map(|memory| memory.words.address).collect(),
-        }
-    }
-
-    /// Of memory of other processes that is mapped at these addresses, by GPU.
-    pub(crate) fn mapped(program: &Program, bases: &[u64]) -> Self {
-        let (mut arenas, mut words) = (Vec::new(), Vec::new());
-        for (gpu, base) in (0..).zip(bases) {
-            let places = places(program, gpu);
-            arenas.extend(places.arenas.iter().map(|&(at, _)| base + at as u64));
-            words.push(base + places.words.0 as u64);
-        }
-        Self { arenas, words }
-    }
-
-    /// An arena's first byte.
-    pub(crate) fn arena(&self, arena: u32) -> u64 {
-        self.arenas[arena as usize]
-    }
-
-    /// A word of a GPU.
-    pub(crate) fn word(&self, gpu: u32, word: u32) -> u64 {
-        self.words[gpu as usize] + u64::from(word) * 4
-    }
 }
 
 /// A program with its memory on the GPU, ready to run again and again.
@@ -575,37 +459,4 @@ fn new_event() -> Result<sys::CUevent, HwError> {
     // SAFETY: `event` outlives the call; flag 0 keeps timing on.
     check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, 0) })?;
     Ok(event)
-}
-
-/// Rows of `pitch` bytes as (64 elements, rows, blocks of 64 elements), see `tma.cuh`.
-fn tensor_map(spec: &MapSpec, base: u64, bytes: u64) -> Result<TensorMap, HwError> {
-    let pitch = u64::from(spec.pitch);
-    let dimensions = [64, bytes / pitch, pitch / 128];
-    let strides = [pitch, 128];
-    let boxes: [u32; 3] = match spec.kind {
-        MapKind::Rows => [64, 128, 1],
-        MapKind::Panel => [64, 64, 4],
-        MapKind::Output => [64, 64, 1],
-        MapKind::Heads(rows) => [64, rows, 2],
-    };
-    let steps = [1u32; 3];
-    let mut map = TensorMap([0; 16]);
-    // SAFETY: all arrays outlive the call and have as many entries as the rank asks for.
-    check("cuTensorMapEncodeTiled", unsafe {
-        sys::cuTensorMapEncodeTiled(
-            (&raw mut map).cast(),
-            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            3,
-            base as *mut c_void,
-            dimensions.as_ptr(),
-            strides.as_ptr(),
-            boxes.as_ptr(),
-            steps.as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    })?;
-    Ok(map)
 }

@@ -109,7 +109,7 @@ fn compute_alone_holds_no_delay_whichever_ranks_are_simulated() {
     let cases = kernels(OptionSet::Tilewire, cluster(2, 2), machine.fabric, 1).into_iter();
     for case in cases.chain([published(2, 2, &machine)]).filter(|case| case.schedule.symmetry.is_full()) {
         let of = |machine, execution| {
-            predicted(&case.schedule, machine, &isolated(execution), case.usual_split()).compute_only_us
+            predicted(&case.schedule, machine, &isolated(execution), case.usual_split()).compute_only_us.to_bits()
         };
         let prompt = of(&prompt, Execution::Full);
         for execution in [Execution::Full, Execution::Mirror, Execution::Folded] {
