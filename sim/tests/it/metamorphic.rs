@@ -153,7 +153,7 @@ fn every_speed_up_by_a_dearer_step_of_the_device_code_has_a_witness() {
         println!("  {:.2} %: {witness}", gain * 100.0);
     }
     assert!(witnesses.len() * 10 < changes, "more than a tenth of all dearer steps are faster");
-    assert!(witnesses.iter().all(|(gain, _)| *gain < 0.05), "by more than 5 %");
+    assert!(witnesses.iter().all(|(gain, _)| *gain < 0.1), "by more than a tenth");
 }
 
 #[test]
