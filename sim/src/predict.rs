@@ -206,7 +206,7 @@ pub struct Simulation {
     protocol: Protocol,
     nodes: f64,
     pool: engine::Pool,
-    /// Time of the compute-only run by the CTAs that take part in it: splits of a sweep share it.
+    /// Time of the compute-only run by the workers that take part in it: splits of a sweep share it.
     compute_only: Mutex<BTreeMap<Vec<u32>, u64>>,
 }
 
@@ -279,29 +279,29 @@ impl Simulation {
         }
     }
 
-    /// Runs one split and its reduced forms.
+    /// Runs one split and its reduced forms, beside each other unless others of a sweep fill the threads already.
     ///
     /// # Errors
     /// As [`Simulation::run`].
     pub fn predict(&self, split: &RoleSplit) -> Result<Prediction, SimError> {
-        let whole = self.run(split, Form::Whole, false)?;
-        let compute = self.compute_only_ps(split)?;
-        let comm = self.shown_ps(&self.run(split, Form::CommOnly, false)?);
+        let whole = || self.run(split, Form::Whole, false);
+        let alone = || {
+            let compute = self.compute_only_ps(split)?;
+            Ok((compute, self.shown_ps(&self.run(split, Form::CommOnly, false)?)))
+        };
+        let (whole, alone) =
+            if rayon::current_thread_index().is_none() { rayon::join(whole, alone) } else { (whole(), alone()) };
+        let (whole, (compute, comm)) = (whole?, alone?);
         Ok(self.report(&whole, compute, comm))
     }
 
     /// Time of the compute role's tasks alone, ps, with what a loop adds. Isolated launches start together here: what a
     /// late rank does to the others is communication, whichever ranks are simulated.
     fn compute_only_ps(&self, split: &RoleSplit) -> Result<u64, SimError> {
-        let mut counts = engine::worker_counts(&self.compiled, split)?;
-        for (count, role) in counts.iter_mut().zip(&self.compiled.programs[0].roles) {
-            if role.kind != RoleKind::Compute && role.recycle == NONE {
-                *count = 0;
-            }
-        }
+        let workers = self.compute_workers(&engine::worker_counts(&self.compiled, split)?);
         // A panic elsewhere leaves the map whole.
         let known = || self.compute_only.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&time) = known().get(&counts) {
+        if let Some(&time) = known().get(&workers) {
             return Ok(time);
         }
         let run = self.run(split, Form::ComputeOnly, false)?;
@@ -311,8 +311,25 @@ impl Simulation {
         } else {
             self.shown_ps(&run)
         };
-        known().insert(counts, time);
+        known().insert(workers, time);
         Ok(time)
+    }
+
+    /// Workers of each role in a compute-only run. Those of a role that has no tasks then go on to the one that it recycles
+    /// into when their launch starts, and are no different from the workers of that one.
+    fn compute_workers(&self, counts: &[u32]) -> Vec<u32> {
+        let roles = &self.compiled.programs[0].roles;
+        let mut workers = vec![0; counts.len()];
+        for (&count, mut at) in counts.iter().zip(0..) {
+            let lanes = roles[at].lanes;
+            while roles[at].kind != RoleKind::Compute && roles[at].recycle != NONE {
+                at = roles[at].recycle as usize;
+            }
+            if roles[at].kind == RoleKind::Compute {
+                workers[at] += count * lanes;
+            }
+        }
+        workers
     }
 
     fn report(&self, whole: &Run, compute: u64, comm: u64) -> Prediction {

@@ -16,6 +16,7 @@
 mod claims;
 mod flags;
 mod launches;
+mod pool;
 mod puts;
 mod record;
 mod tables;
@@ -23,6 +24,7 @@ mod timers;
 mod workers;
 
 pub use flags::UNWATCHED;
+pub use pool::Pool;
 pub use record::{Run, TaskTime};
 
 use crate::SimError;
@@ -33,7 +35,6 @@ use claims::{RoleState, WINDOW};
 use flags::{Flags, SpanState};
 use launches::{LaunchState, Rendezvous};
 use puts::Proxy;
-use std::sync::{Mutex, PoisonError};
 use tables::Tables;
 use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{Blocked, Offset, Rank, RoleKind, RoleSplit};
@@ -166,9 +167,18 @@ impl Scratch {
                 break;
             }
             slowdown = next;
+            let used = run.used;
             run = self.run_at(compiled, split, form, timeline, slowdown)?;
+            for (all, before) in run.used.iter_mut().zip(used) {
+                *all = before.max(*all);
+            }
         }
         Ok(run)
+    }
+
+    /// Workers of a CTA of each role in the last run; 0 where the form does not run the role's CTAs.
+    fn per_cta(&self) -> Vec<u32> {
+        self.tables.roles[..self.tables.roles_per_program].iter().map(|row| row.per_cta).collect()
     }
 
     /// Runs with the work of tiles stretched by `slowdown` millionths.
@@ -198,25 +208,6 @@ impl Scratch {
         engine.out.workers = engine.t.roles[..engine.t.roles_per_program].iter().map(|r| r.workers).collect();
         engine.run_all()?;
         Ok(engine.out)
-    }
-}
-
-/// Memory of runs for any number of threads: each run takes a [`Scratch`] that is free, or makes one.
-#[derive(Default)]
-pub struct Pool(Mutex<Vec<Scratch>>);
-
-impl Pool {
-    /// Runs one form of a compiled schedule, always the same one.
-    ///
-    /// # Errors
-    /// As [`Scratch::run`].
-    pub fn run(&self, compiled: &Compiled, split: &RoleSplit, form: Form, timeline: bool) -> Result<Run, SimError> {
-        // A panic elsewhere leaves no scratch half used in here.
-        let free = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut scratch = free().pop().unwrap_or_default();
-        let run = scratch.run(compiled, split, form, timeline);
-        free().push(scratch);
-        run
     }
 }
 

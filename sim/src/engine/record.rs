@@ -1,8 +1,10 @@
 //! What a run leaves behind: ends, times by role, and, when asked for, every task and every change of a rate.
 
 use super::launches::LaunchState;
+use super::tables::RoleRow;
+use super::workers::Worker;
 use super::{Engine, Here};
-use crate::compile::ResourceKind;
+use crate::compile::{NONE, ResourceKind};
 
 /// A task of the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +52,9 @@ pub struct Run {
     pub waits: Vec<Vec<u64>>,
     /// Workers of each role when it started (0 until then); the same on all ranks.
     pub workers: Vec<u32>,
+    /// CTAs of each role up to the last one that took a task on any rank, with any clock that was tried: the others might
+    /// as well not have been there.
+    pub used: Vec<u32>,
     /// Start and end of each launch on rank 0, ps.
     pub launches: Vec<(u64, u64)>,
     /// Start and end of each launch of each rank, ps.
@@ -123,6 +128,14 @@ impl<'a> Engine<'a> {
         self.out.waits = (0..ranks)
             .map(|r| self.s.waits[r * roles * self.t.families..(r + 1) * roles * self.t.families].to_vec())
             .collect();
+        let used =
+            |workers: &[Worker]| workers.iter().rposition(|worker| worker.task != NONE).map_or(0, |last| last + 1);
+        let used_by = |row: &RoleRow| {
+            let of_rank = |all: &[Worker]| used(&all[row.worker0 as usize..][..row.workers as usize]);
+            let workers = self.s.workers.chunks(self.t.workers.max(1)).map(of_rank).max().unwrap_or(0);
+            (workers as u32).div_ceil(row.lanes)
+        };
+        self.out.used = self.t.roles[..roles].iter().map(used_by).collect();
         self.out.end = self.out.rank_ends.iter().copied().max().unwrap_or(0);
         if self.timeline {
             let flags = 0..self.t.flags as u32;

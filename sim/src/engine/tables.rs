@@ -36,6 +36,8 @@ pub(super) struct RoleRow {
     /// First worker and number of workers on each rank.
     pub worker0: u32,
     pub workers: u32,
+    /// Workers of a CTA; 0 in a form that does not run them.
+    pub per_cta: u32,
     /// Tasks of the role that are not run, see [`Instant`].
     pub instant_tasks: u32,
     /// One worker stands for all: it waits for what the tasks wait for, as if that were one task.
@@ -155,8 +157,8 @@ impl Tables {
             for ((role, &ctas), &watches) in program.roles.iter().zip(counts).zip(&watches) {
                 let runs = !self.compute_only || role.kind == RoleKind::Compute;
                 // CTAs that recycle help the compute role in a whole run, and so they do here, from the start.
-                let workers = if runs || role.recycle != NONE { ctas * role.lanes } else { 0 };
-                let workers = if watches { 1 } else { workers };
+                let per_cta = if !watches && (runs || role.recycle != NONE) { role.lanes } else { 0 };
+                let workers = if watches { 1 } else { ctas * per_cta };
                 let instant = instantly.then(|| &self.instants[self.roles.len()]);
                 let instant_tasks = match instant {
                     Some(instant) if watches => instant.tasks - 1,
@@ -173,6 +175,7 @@ impl Tables {
                     lanes: role.lanes,
                     worker0: self.workers as u32,
                     workers,
+                    per_cta,
                     instant_tasks,
                     watches,
                 });
