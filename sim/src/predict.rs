@@ -285,13 +285,14 @@ impl Simulation {
     /// As [`Simulation::run`].
     pub fn predict(&self, split: &RoleSplit) -> Result<Prediction, SimError> {
         let whole = || self.run(split, Form::Whole, false);
-        let alone = || {
-            let compute = self.compute_only_ps(split)?;
-            Ok((compute, self.shown_ps(&self.run(split, Form::CommOnly, false)?)))
+        let compute = || self.compute_only_ps(split);
+        let comm = || Ok(self.shown_ps(&self.run(split, Form::CommOnly, false)?));
+        let (whole, (comm, compute)) = if rayon::current_thread_index().is_none() {
+            rayon::join(whole, || rayon::join(comm, compute))
+        } else {
+            (whole(), (comm(), compute()))
         };
-        let (whole, alone) =
-            if rayon::current_thread_index().is_none() { rayon::join(whole, alone) } else { (whole(), alone()) };
-        let (whole, (compute, comm)) = (whole?, alone?);
+        let (whole, compute, comm) = (whole?, compute?, comm?);
         Ok(self.report(&whole, compute, comm))
     }
 
