@@ -46,7 +46,7 @@ def text(machine, values):
     one, made = dict(lines("h200-1gpu")), []
     for name, line in lines(machine):
         if name and name.startswith(CARRIED):
-            line = one[name].replace('source = "', 'source = "as h200-1gpu: ', 1)
+            line = one[name].replace('", date = ', '; as h200-1gpu", date = ', 1)
         if name in values:
             value, source, date = values[name]
             line = f'{name.rpartition(".")[2]} = {{ value = {value}, kind = "derived", source = "{source}", date = "{date}" }}'
