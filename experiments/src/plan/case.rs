@@ -145,9 +145,10 @@ impl Case {
         }
     }
 
-    /// The execution's name.
+    /// The execution's name. Noise makes ranks differ, so that none stands for others.
     pub const fn execution_name(&self) -> &'static str {
         match self.execution {
+            Execution::Folded if self.noise => "full",
             Execution::Folded => "folded",
             Execution::Mirror => "mirror",
             Execution::Full => "full",
