@@ -106,13 +106,13 @@ pub struct CompareArgs {
     #[arg(short, long, value_name = "DIR", default_value = "out/compare")]
     pub output: PathBuf,
     /// Exit with 3 when the median error is larger.
-    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub max_median: Option<f64>,
     /// Exit with 3 when the 95th percentile of the error is larger.
-    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub max_p95: Option<f64>,
     /// Exit with 3 when the recommended split costs more, beyond the best measured one, in the median over shapes.
-    #[arg(long, value_name = "PERCENT", value_parser = percent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub max_split_cost: Option<f64>,
     /// Threads; 0 for one per core. Results do not depend on it.
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
@@ -277,10 +277,10 @@ pub struct TraceArgs {
     #[arg(long)]
     pub roles: Option<String>,
     /// Start of the time window.
-    #[arg(long, value_name = "US", default_value = "0", value_parser = time, allow_negative_numbers = true)]
+    #[arg(long, value_name = "US", default_value = "0", value_parser = time)]
     pub from_us: f64,
     /// End of the time window [default: the end].
-    #[arg(long, value_name = "US", value_parser = time, allow_negative_numbers = true)]
+    #[arg(long, value_name = "US", value_parser = time)]
     pub to_us: Option<f64>,
     /// Tasks that are kept, the earliest ones.
     #[arg(long, default_value = "100000", value_parser = whole(1, 10_000_000))]

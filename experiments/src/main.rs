@@ -53,15 +53,16 @@ mod timeline;
 mod trace;
 mod tune;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches};
 use cli::{Cli, Command, DeviceArg};
 use error::ExperimentError;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let command = taking_negative_numbers(Cli::command());
+    let cli = match command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -91,6 +92,16 @@ fn main() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// A command whose values may begin with a minus, so that a number below what is allowed is told what is allowed.
+fn taking_negative_numbers(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|argument| {
+            let takes = argument.get_action().takes_values();
+            argument.allow_negative_numbers(takes)
+        })
+        .mut_subcommands(taking_negative_numbers)
 }
 
 /// Writes to standard output.

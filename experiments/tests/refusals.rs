@@ -147,6 +147,7 @@ fn other_commands_refuse() {
     let directory = empty();
     let lines = [
         ("tune {} --gap nan", "allowed: a number from 0 to 1000 %"),
+        ("tune {} --gap -3", "allowed: a number from 0 to 1000 %"),
         ("tune {} --gap +1", "allowed: a number from 0 to 1000 %"),
         ("tune {} --gap 1e9", "allowed: a number from 0 to 1000 %"),
         ("tune {} --budget 0", "allowed: a whole number from 1"),

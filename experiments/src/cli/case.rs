@@ -27,7 +27,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "0", value_parser = whole(0, 1024))]
     pub threads: u64,
     /// Seed of everything random.
-    #[arg(long, default_value = "0", value_parser = whole(0, u64::MAX), allow_negative_numbers = true)]
+    #[arg(long, default_value = "0", value_parser = whole(0, u64::MAX))]
     pub seed: u64,
     /// Draw latencies, clocks and a late rank from the machine's noise.
     #[arg(long)]
@@ -107,40 +107,40 @@ impl ExecutionArg {
 #[command(next_help_heading = "Shape")]
 pub struct ShapeArgs {
     /// GEMM of a rank: rows.
-    #[arg(long, value_parser = size("m"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("m"))]
     pub m: Option<u64>,
     /// GEMM of a rank: columns.
-    #[arg(long, value_parser = size("n"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("n"))]
     pub n: Option<u64>,
     /// GEMM of a rank: depth.
-    #[arg(long, value_parser = size("k"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("k"))]
     pub k: Option<u64>,
     /// MoE: tokens over all ranks.
-    #[arg(long, value_parser = size("tokens"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("tokens"))]
     pub tokens: Option<u64>,
     /// MoE: width of a token [default: 7168].
-    #[arg(long, value_parser = size("hidden"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("hidden"))]
     pub hidden: Option<u64>,
     /// MoE: columns of an expert [default: 2048].
-    #[arg(long, value_parser = size("inter"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("inter"))]
     pub inter: Option<u64>,
     /// MoE: experts per token [default: 8].
-    #[arg(long, value_parser = size("topk"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("topk"))]
     pub topk: Option<u64>,
     /// MoE: experts over all ranks [default: 256].
-    #[arg(long, value_parser = size("experts"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("experts"))]
     pub experts: Option<u64>,
     /// Attention: sequence over all ranks.
-    #[arg(long, value_parser = size("seq"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("seq"))]
     pub seq: Option<u64>,
     /// Attention: batch [default: 4].
-    #[arg(long, value_parser = size("batch"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("batch"))]
     pub batch: Option<u64>,
     /// Attention: heads [default: 16].
-    #[arg(long, value_parser = size("heads"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("heads"))]
     pub heads: Option<u64>,
     /// Attention: width of a head [default: 128].
-    #[arg(long, value_parser = size("head_dim"), allow_negative_numbers = true)]
+    #[arg(long, value_parser = size("head_dim"))]
     pub head_dim: Option<u64>,
 }
 

@@ -17,7 +17,7 @@ pub struct MeasureArgs {
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// Start no point that could end later than this after the start.
-    #[arg(long, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", value_parser = seconds)]
     pub budget_s: Option<f64>,
     /// Also record the tasks of a run of each point, to timelines/ beside the rows; `trace --measured` shows them.
     #[arg(long)]

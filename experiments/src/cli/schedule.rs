@@ -51,7 +51,7 @@ pub struct ShowArgs {
     #[command(flatten)]
     pub case: CaseArgs,
     /// Rank whose tasks are shown.
-    #[arg(long, default_value = "0", value_parser = whole(0, 65_535), allow_negative_numbers = true)]
+    #[arg(long, default_value = "0", value_parser = whole(0, 65_535))]
     pub rank: u64,
     /// Tasks of each role.
     #[arg(long, default_value = "4", value_parser = whole(0, 1_000_000))]
