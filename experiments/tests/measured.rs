@@ -117,7 +117,7 @@ fn waits_stand_beside_predicted_ones_and_totals_that_deceive_are_called_out() {
     let [measured, predicted] = [fields[9], fields[10]].map(|us| us.parse::<f64>().expect("us"));
     assert!((predicted / measured).ln().abs() < 0.15, "{measured} measured, {predicted} predicted");
     assert!(printed.contains("raised by"), "{printed}");
-    // gemm_ar with 4 to 64 copying CTAs: near in all, up to 27 % too fast in communication alone.
+    // gemm_ar with 4 to 64 copying CTAs: near in all, off in communication alone.
     let all = fs::read_to_string(data("h200-mirror-judged-2026-11-30.csv")).expect("rows");
     let deceive = |line: &&str| line.starts_with("gemm_ar,") && line.contains(",16384,8192,1024,");
     let rows: Vec<&str> = all.lines().take(1).chain(all.lines().filter(deceive)).collect();
@@ -125,10 +125,20 @@ fn waits_stand_beside_predicted_ones_and_totals_that_deceive_are_called_out() {
     let output = tilewire(directory.path(), &["compare", "x.csv", "-o", "x"]);
     let printed = text(&output.stdout);
     let line = printed.lines().find(|line| line.contains("agree in total")).expect("the sentence");
-    assert!(
-        line.starts_with("11 rows agree in total (within 5.0%)") && line.contains("comm_only_us by 27.3%"),
-        "{line}"
-    );
+    let pairs = fs::read_to_string(directory.path().join("x/pairs.csv")).expect("pairs");
+    let head: Vec<&str> = pairs.lines().next().expect("a header").split(',').collect();
+    let off = |row: &str, column: &str| {
+        let at = head.iter().position(|name| *name == format!("predicted_over_measured_{column}")).expect("a column");
+        row.split(',').nth(at).and_then(|text| text.parse::<f64>().ok()).expect("a ratio").ln().abs().exp_m1()
+    };
+    let communication =
+        pairs.lines().skip(1).filter(|row| off(row, "time_us") <= 0.05 && off(row, "comm_only_us") > 0.1);
+    let communication: Vec<f64> = communication.map(|row| off(row, "comm_only_us")).collect();
+    let worst = communication.iter().fold(0.0, |worst: f64, &off| worst.max(off));
+    let words = format!("comm_only_us by {:.1}%", 100.0 * worst);
+    assert!(communication.len() > 3 && worst > 0.2, "{communication:?}: the case deceives no more, choose another");
+    assert!(line.starts_with(&format!("{} rows agree in total (within 5.0%)", communication.len())), "{line}");
+    assert!(line.contains(&words), "{line}: not {words}");
     for name in ["phase_errors.svg", "phases.svg", "scatter.svg"] {
         assert!(directory.path().join("out").join(name).exists(), "{name}");
     }
@@ -156,9 +166,14 @@ fn a_fused_gain_is_over_bulk_synchronous_launches_where_those_were_measured() {
         let fields: Vec<f64> = fused.rsplit(',').skip(1).take(2).map(|text| text.parse().expect("a gain")).collect();
         (fields[1], fields[0])
     };
-    // 73.18 us by turns, 62.34 side by side.
+    let column = |name: &str| head.split(',').position(|field| field == name).expect("a column");
+    let best = |form: &str| {
+        let times = all.lines().filter(|line| of(line, form)).map(|line| line.split(',').nth(column("time_us")));
+        times.map(|time| time.and_then(|text| text.parse::<f64>().ok()).expect("us")).fold(f64::INFINITY, f64::min)
+    };
     let (measured, predicted) = gain(some(&["fused", "bulk_synchronous"]), "bulk-synchronous launches");
-    assert!((measured - 0.1740).abs() < 1e-3, "{measured}");
+    let expected = best("bulk_synchronous") / best("fused") - 1.0;
+    assert!((measured - expected).abs() < 1e-3, "{measured}, not {expected}");
     assert!((0.1..0.3).contains(&predicted), "{predicted}");
     let (sum, _) = gain(some(&["fused"]), "sum of its phases");
     assert!(sum > measured, "{sum}: what is added up knows no last wave and no shared clock");
