@@ -26,6 +26,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use tilewire_kernels::RoleSplit;
+use tilewire_sim::Execution;
 
 /// What the replicates say of a hypothesis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -120,6 +121,10 @@ fn splits(experiment: &Experiment) -> Result<Vec<RoleSplit>, ExperimentError> {
     let points: Vec<(&Case, SplitChoice)> = experiment.cases().collect();
     let split = |(case, choice): &(&Case, SplitChoice)| {
         let prepared = Prepared::new(&Case { noise: false, ..(*case).clone() })?;
+        if case.noise && case.execution == Execution::Mirror {
+            // Says why that cannot be, before anything runs.
+            Prepared::new(case)?;
+        }
         let split = match *choice {
             SplitChoice::Fixed(split) => split,
             SplitChoice::Auto => prepared.split(case)?,
@@ -298,7 +303,7 @@ fn text_of(experiment: &Experiment, study: &Study, decisions: &[Decision], files
     }
     let mut text = format!("{}\n\n{}", experiment.question, table.render(2));
     if !drawn {
-        text += "\nNo noise, so nothing is drawn and one run decides. All ranks in lockstep are an optimistic case, and the model's\n\
+        text += "\nNo noise, so nothing is drawn and one run decides. Ranks in lockstep are an optimistic case, and the model's\n\
                  error is not in it: see the README for what has been compared with measurements.\n";
         return text + &wrote(files);
     }

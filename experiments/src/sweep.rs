@@ -252,6 +252,9 @@ fn best<'a>(rows: &'a [Row], groups: usize) -> Vec<Option<&'a Answer>> {
     best
 }
 
+/// Columns of the summary that stay when they say the same in every row: what was asked, and the answer.
+const KEPT: [&str; 7] = ["kernel", "cluster", "best split", "time_us", "tflops_per_gpu", "overlap", "bound_by"];
+
 /// The summary for a person.
 pub fn text(experiment: &Experiment, summary: &Summary) -> String {
     let cases = || experiment.groups.iter().map(|group| &group.case);
@@ -292,7 +295,7 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
             bound,
         ]);
     }
-    let mut text = format!("{}\n\n{}", experiment.question, table.without_constants(&["kernel", "cluster"]).render(2));
+    let mut text = format!("{}\n\n{}", experiment.question, table.without_constants(&KEPT).render(2));
     if best.len() > SHOWN {
         let _ = writeln!(text, "  and {} more in rows.csv", best.len() - SHOWN);
     }
@@ -301,8 +304,9 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
     }
     let _ = writeln!(text, "\n{} of {} points", summary.rows.len(), summary.points);
     text += &overlap_reasons(&summary.rows);
-    if experiment.groups.len() > sweep_plots::MAX_GROUPS {
-        let left = experiment.groups.len() - sweep_plots::MAX_GROUPS;
+    let split_many_ways = experiment.groups.iter().skip(sweep_plots::MAX_GROUPS).filter(|group| group.splits.len() > 1);
+    let left = split_many_ways.count();
+    if left > 0 {
         let _ = writeln!(text, "no plots of the splits of {left} more schedules; choose fewer to see them");
     }
     text + &wrote(&summary.files)

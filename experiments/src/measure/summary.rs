@@ -51,7 +51,8 @@ pub fn text(experiment: &Experiment, points: usize, rows: &[MeasuredRow], file: 
     }
     let mut text = format!("{}\n", experiment.question);
     if !rows.is_empty() {
-        let _ = write!(text, "\n{}", table.without_constants(&["kernel", "cluster"]).render(2));
+        let _ =
+            write!(text, "\n{}", table.without_constants(&["kernel", "cluster", "best split", "time_us"]).render(2));
     }
     let _ = writeln!(text, "\n{}", progress::done(rows.len(), points));
     let _ = writeln!(text, "wrote {}", file.display());
