@@ -387,7 +387,7 @@ impl Plan {
             own_chunks: chunks / sharers,
             span: if options.word("interleave") == "row" { super_m * chunks_across / sharers } else { 1 },
             relative,
-            open_lead_tiles: open_lead(NAME, options, unused)?,
+            open_lead_tiles: open_lead(NAME, options, spec.cluster, unused)?,
             pull: pull && gpus > 1,
             double_store: options.flag("double_store"),
             nvls: options.flag("nvls") && gpus > 1,

@@ -294,7 +294,7 @@ impl Plan {
             per_rank,
             owner_store: owner_store && gpus > 1,
             by_row_block: options.word("tile_order") == "row_block",
-            open_lead_tiles: open_lead(NAME, options, unused)?,
+            open_lead_tiles: open_lead(NAME, options, spec.cluster, unused)?,
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",

@@ -300,7 +300,8 @@ pub(crate) const QUEUES: OptionSpec =
 /// Lead of the stores that open, see [`opening_order`].
 pub(crate) const OPEN_LEAD_TILES: OptionSpec = OptionSpec {
     name: "open_lead_tiles",
-    doc: "Tiles by which an owner's own tiles, whose stores open a chunk, come before the adds to it; 0: just before.",
+    doc: "Tiles by which an owner's own tiles, whose stores open a chunk, come before the adds to it, rounded up to whole \
+          groups of chunks; 0: just before. On one node 64, which is not used where nothing opens chunks.",
     values: Values::Int { min: 0, max: 4096 },
 };
 
@@ -314,16 +315,18 @@ pub(crate) const fn open_lead_tiles(cluster: Cluster) -> u64 {
 }
 
 /// The lead that [`OPEN_LEAD_TILES`] asks for; `unused` names what leaves a schedule without stores that open chunks
-/// ahead of adds.
+/// ahead of adds. There the default is none.
 ///
 /// # Errors
-/// [`BuildError::Unsupported`] for a lead that nothing would use.
+/// [`BuildError::Unsupported`] for another lead that nothing would use.
 pub(crate) fn open_lead(
     kernel: &'static str,
     options: &Options,
+    cluster: Cluster,
     unused: Option<&'static str>,
 ) -> Result<u64, BuildError> {
     match (options.int(OPEN_LEAD_TILES.name), unused) {
+        (lead, Some(_)) if lead == open_lead_tiles(cluster) => Ok(0),
         (lead, Some(why)) if lead > 0 => {
             let what = format!("open_lead_tiles = {lead} changes nothing {why}; set open_lead_tiles = 0");
             Err(BuildError::Unsupported { kernel, what })
