@@ -159,10 +159,10 @@ section! {
         store_steps,
         /// From the last store of a tile's output until it is visible; the CTA goes on.
         store_visible_ns,
-        /// What every other CTA that computes adds to a tile's time beside its steps: descriptors and operands come
+        /// What every other CTA that computes adds to a GEMM tile's time beside its steps: descriptors and operands come
         /// later from a memory that more CTAs use.
         crowd_ns,
-        /// By what part of its time every CTA that computes lengthens a copy or sum, which lives from the latency of
+        /// By what part of its time every CTA that computes lengthens a task that is no tile, which lives from the latency of
         /// the same memory.
         move_crowd_per_cta,
     }

@@ -125,6 +125,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("measured/h200-bounce-2x1-2026-11-30.csv", 10),
         ("measured/h200-calibration-2026-11-29.csv", 1972),
         ("measured/h200-fills-2026-11-30.csv", 30),
+        ("measured/h200-fills-early-2026-11-30.csv", 30),
         ("measured/h200-hbm-2026-11-30.csv", 177),
         ("measured/h200-interpreter-2026-11-29.csv", 143),
         ("measured/h200-interpreter-2026-11-30.csv", 472),
