@@ -42,6 +42,46 @@ fn what_varies_in_set_is_told_in_tables_columns_names_and_titles() {
     assert!(lines.contains("send_order=any") && lines.contains("send_order=in_order"), "the legend");
 }
 
+/// That an option changes nothing is an answer; and file systems bound names, not what may vary.
+#[test]
+fn options_that_change_nothing_and_many_that_vary_keep_tables_and_plots() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let shape = "shape = { m = 1024, n = 1024, k = 512 }\n";
+    let split = "[split]\ncompute = \"rest\"\nsend = [2, 4]\nreduce = 8\n";
+    let sweep = |set: &str| {
+        fs::write(folder.path().join("x.toml"), format!("{HEAD}{shape}[set]\n{set}{split}")).expect("a file");
+        let (code, out, error) = run(folder.path(), &["sweep", "x.toml", "-o", "out"]);
+        assert_eq!(code, Some(0), "{error}");
+        for file in fs::read_dir(folder.path().join("out")).expect("it was written") {
+            let name = file.expect("a file").file_name();
+            assert!(name.len() < 200, "{name:?}");
+        }
+        fs::remove_dir_all(folder.path().join("out")).expect("it was written");
+        out
+    };
+    let same = sweep("queues = [4, 8]\n");
+    let head = same.lines().find(|line| line.contains("  set  ")).expect("a table");
+    assert!(["best split", "time_us", "bound_by"].iter().all(|column| head.contains(column)), "{same}");
+    let long = "send_order = [\"any\", \"in_order\"]\nreduce_order = [\"any\", \"in_order\"]\nearly_ready = [true, false]\n\
+                dead_store = [true, false]\nmain_loop = [\"pipelined\", \"wait_each_step\"]\nrecycle = [true, false]\n\
+                reduce_in_flight_bytes = [16384, 32768]\noutput = [\"per_rank\", \"per_node\"]\nchunk_tiles = [2, 4]\n";
+    let many = sweep(long);
+    assert!(many.contains("no plots of the splits of 500 more schedules"), "{many}");
+}
+
+#[test]
+fn a_mirror_with_noise_is_refused_before_anything_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = format!(
+        "{HEAD}execution = \"mirror\"\nshape = {{ m = [1024, 2048], n = 1024, k = 512 }}\nsplit = \"compute=120,send=4,reduce=8\"\n\
+         [[hypothesis]]\nclaim = \"c\"\ncolumn = \"time_us\"\nof = {{ m = 2048 }}\nthan = {{ m = 1024 }}\nat_least = 0.5\n"
+    );
+    fs::write(folder.path().join("x.toml"), text).expect("a file");
+    let (code, _, error) = run(folder.path(), &["scale", "x.toml", "-o", "out"]);
+    assert!(code == Some(2) && error.contains("noise makes ranks differ"), "{error}");
+    assert!(!folder.path().join("out").exists());
+}
+
 #[test]
 fn hypotheses_without_noise_are_decided_by_one_run_and_name_points_by_what_is_set() {
     let folder = tempfile::tempdir().expect("a folder");
