@@ -7,7 +7,7 @@ use crate::values::random::mix;
 use std::ops::Range;
 
 use tilewire_kernels::schedule::{BufferId, BufferUse, Op};
-use tilewire_kernels::{Kernel, Offset, Problem, Rank, Schedule, Spec};
+use tilewire_kernels::{Kernel, Offset, Problem, Product, Rank, Schedule, Spec};
 
 /// One output element: what it must be.
 struct Element {
@@ -38,8 +38,8 @@ pub fn samples(
     let mut written = None;
     let elements = match spec.problem {
         Problem::Gemm { .. } => {
-            let (product, buffer) = (product(kernel, spec, rank)?, output(schedule)?);
-            (0..count).map(|sample| product.element(buffer, inputs, mix(sample))).collect()
+            let (product, buffer) = (kernel.product(spec, rank)?, output(schedule)?);
+            (0..count).map(|sample| element(&product, buffer, inputs, mix(sample))).collect()
         }
         Problem::Moe { .. } => {
             let experts = Experts::new(schedule, rank);
@@ -133,47 +133,17 @@ fn output(schedule: &Schedule) -> Option<BufferId> {
     Some(BufferId(index as u16))
 }
 
-/// Where an output of a rank comes from, for kernels whose outputs are one matrix of products.
-struct Product {
-    /// Of the logical product.
-    first_row: u64,
-    /// Likewise.
-    first_col: u64,
-    depth: u64,
-    rows: u64,
-    cols: u64,
-    roundings: u32,
-}
-
-fn product(kernel: &dyn Kernel, spec: &Spec, rank: Rank) -> Option<Product> {
-    let Problem::Gemm { m, n, k } = spec.problem else { return None };
-    let (cluster, ranks) = (spec.cluster, spec.cluster.ranks() as u64);
-    let roundings = 2 * ranks as u32 + 3;
-    let sum = Product { first_row: 0, first_col: 0, depth: ranks * k, rows: m, cols: n, roundings };
-    match kernel.name() {
-        "ag_gemm" => Some(Product { depth: k, roundings: 1, first_col: cluster.number(rank) as u64 * n, ..sum }),
-        "gemm_rs" if spec.options.word("output") == "per_rank" => {
-            let slice = u64::from(rank.gpu) * (m / u64::from(cluster.gpus_per_node));
-            let first_row = slice + u64::from(rank.node) * (m / ranks);
-            Some(Product { first_row, rows: m / ranks, ..sum })
-        }
-        "gemm_ar" => Some(sum),
-        _ => None,
+/// An element of a product, chosen by a random number.
+fn element(product: &Product, buffer: BufferId, inputs: &Inputs, random: u64) -> Element {
+    let at = random % (product.rows * product.cols);
+    let (row, col) = (product.first_row + at / product.cols, product.first_col + at % product.cols);
+    let (mut want, mut magnitude) = (0.0, 0.0);
+    for depth in 0..product.depth {
+        let term = inputs.value("a", row, depth) * inputs.value("b", depth, col);
+        want += term;
+        magnitude += f64::abs(term);
     }
-}
-
-impl Product {
-    fn element(&self, buffer: BufferId, inputs: &Inputs, random: u64) -> Element {
-        let at = random % (self.rows * self.cols);
-        let (row, col) = (at / self.cols, at % self.cols);
-        let (mut want, mut magnitude) = (0.0, 0.0);
-        for depth in 0..self.depth {
-            let term = inputs.value("a", self.first_row + row, depth) * inputs.value("b", depth, self.first_col + col);
-            want += term;
-            magnitude += f64::abs(term);
-        }
-        Element { buffer, byte: at * 2, want, magnitude, roundings: self.roundings }
-    }
+    Element { buffer, byte: at * 2, want, magnitude, roundings: product.roundings }
 }
 
 /// Outputs of a rank's experts, as its schedule places them.

@@ -24,8 +24,8 @@
 
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
-    TILE_M, TILE_N, TileRule, divides, fits_u32, publish,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, Product, QUEUES, STAGES, Slice,
+    Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, publish,
 };
 use crate::options::{OptionSet, OptionSpec, Options, Value, Values};
 use crate::schedule::{
@@ -253,6 +253,12 @@ impl Kernel for AgGemm {
                 region: Region::matrix(B, 0, k as u32, (n * 2) as u32, n * 2),
             },
         ]
+    }
+
+    fn product(&self, spec: &Spec, rank: Rank) -> Option<Product> {
+        let Problem::Gemm { m, n, k } = spec.problem else { return None };
+        let first_col = spec.cluster.number(rank) as u64 * n;
+        Some(Product { first_row: 0, first_col, depth: k, rows: m, cols: n, roundings: 1 })
     }
 
     fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected> {

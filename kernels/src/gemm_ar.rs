@@ -34,9 +34,9 @@
 
 use crate::cluster::{Cluster, Fabric, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, QUEUES, STAGES,
-    Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles, opening_order,
-    publish, spec_text, split_depth_inputs,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, Product, QUEUES,
+    STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles,
+    opening_order, publish, spec_text, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -245,6 +245,10 @@ impl Kernel for GemmAr {
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
         split_depth_inputs(spec, rank, A, B)
+    }
+
+    fn product(&self, spec: &Spec, _rank: Rank) -> Option<Product> {
+        Product::sum_over_ranks(spec)
     }
 
     fn reference(&self, spec: &Spec, _rank: Rank, element: &Element<'_>) -> Vec<Expected> {

@@ -19,9 +19,9 @@
 use crate::check::MAX_READY_FLAGS;
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, QUEUES, STAGES,
-    Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles, opening_order,
-    publish, spec_text, split_depth_inputs,
+    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, Product, QUEUES,
+    STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles,
+    opening_order, publish, spec_text, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -185,6 +185,15 @@ impl Kernel for GemmRs {
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
         split_depth_inputs(spec, rank, A, B)
+    }
+
+    fn product(&self, spec: &Spec, rank: Rank) -> Option<Product> {
+        let sum = Product::sum_over_ranks(spec)?;
+        let slice = sum.rows / u64::from(spec.cluster.gpus_per_node);
+        let parts = if spec.options.word("output") == "per_rank" { u64::from(spec.cluster.nodes) } else { 1 };
+        let rows = slice / parts;
+        let first_row = u64::from(rank.gpu) * slice + if parts > 1 { u64::from(rank.node) * rows } else { 0 };
+        Some(Product { first_row, rows, ..sum })
     }
 
     fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected> {

@@ -186,6 +186,34 @@ pub struct Expected {
     pub roundings: u32,
 }
 
+/// A rank's one output matrix as part of the product `a x b` of logical tensors: any element of a large shape follows from
+/// it, without the whole reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// First row of the part.
+    pub first_row: u64,
+    /// First column of the part.
+    pub first_col: u64,
+    /// Terms of an element.
+    pub depth: u64,
+    /// Rows of the part, and of the output.
+    pub rows: u64,
+    /// Likewise.
+    pub cols: u64,
+    /// bf16 roundings on the way of an element, at most.
+    pub roundings: u32,
+}
+
+impl Product {
+    /// The whole sum over ranks r of `A_r x B_r`, rounded where ranks and nodes add.
+    pub(crate) fn sum_over_ranks(spec: &Spec) -> Option<Self> {
+        let Problem::Gemm { m, n, k } = spec.problem else { return None };
+        let ranks = spec.cluster.ranks() as u64;
+        let roundings = 2 * ranks as u32 + 3;
+        Some(Self { first_row: 0, first_col: 0, depth: ranks * k, rows: m, cols: n, roundings })
+    }
+}
+
 /// The value of element (row, col) of a logical tensor, already rounded to its storage type.
 pub type Element<'a> = dyn Fn(&'static str, u64, u64) -> f64 + Sync + 'a;
 
@@ -217,6 +245,12 @@ pub trait Kernel: Send + Sync {
 
     /// What the output regions of a rank hold after a run, computed in f64.
     fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected>;
+
+    /// Where the one output matrix of a rank comes from, to compare parts of large shapes on hardware; none, the default, for
+    /// outputs that are no such part. Outputs of a GEMM without it are then not compared there.
+    fn product(&self, _spec: &Spec, _rank: Rank) -> Option<Product> {
+        None
+    }
 
     /// All options of a set.
     fn options(&self, set: OptionSet, problem: &Problem, cluster: Cluster) -> Options {

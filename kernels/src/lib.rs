@@ -33,7 +33,7 @@ pub use baseline::baseline;
 pub use blocked::Blocked;
 pub use cluster::{Cluster, Fabric, Offset, Rank};
 pub use encode::{ScheduleHash, schedule_hash};
-pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Spec};
+pub use kernel::{BuildError, Kernel, Problem, ProblemKind, Product, Spec};
 pub use options::{OptionSet, Options};
 pub use phases::bulk_synchronous;
 pub use schedule::{RoleKind, RoleSplit, Schedule, Task};
