@@ -37,7 +37,7 @@ fn products_say_what_the_references_say() {
                     for (at, &want) in (0..).zip(&expected.values).step_by(97) {
                         let (row, col) = (product.first_row + at / product.cols, product.first_col + at % product.cols);
                         let sum: f64 = (0..product.depth).map(|k| value("a", row, k) * value("b", k, col)).sum();
-                        assert_eq!(sum, want, "{} {rank:?} element {at}", kernel.name());
+                        assert!((sum - want).abs() < 0.5, "{} {rank:?} element {at}: {sum}, not {want}", kernel.name());
                         compared += 1;
                     }
                 }
