@@ -262,16 +262,8 @@ impl Kernel for AgGemm {
     }
 
     fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected> {
-        let Problem::Gemm { m, n, k } = spec.problem else { return Vec::new() };
-        let number = spec.cluster.number(rank) as u64;
-        let (values, magnitudes) = crate::reference::matmul(0, m, number * n, n, k, element);
-        vec![Expected {
-            region: Region::matrix(OUT, 0, m as u32, (n * 2) as u32, n * 2),
-            values,
-            magnitudes,
-            // Accumulated in f32, rounded once.
-            roundings: 1,
-        }]
+        // Accumulated in f32, rounded once.
+        self.product(spec, rank).map(|product| product.expected(OUT, 1, element)).into_iter().collect()
     }
 }
 

@@ -251,22 +251,16 @@ impl Kernel for GemmAr {
         Product::sum_over_ranks(spec)
     }
 
-    fn reference(&self, spec: &Spec, _rank: Rank, element: &Element<'_>) -> Vec<Expected> {
-        let Problem::Gemm { m, n, k } = spec.problem else { return Vec::new() };
+    fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected> {
         let (nodes, gpus) = (u32::from(spec.cluster.nodes), u32::from(spec.cluster.gpus_per_node));
-        let (values, magnitudes) = crate::reference::matmul(0, m, 0, n, spec.cluster.ranks() as u64 * k, element);
         let node_sum = match (gpus, spec.options.word("node_sum")) {
             (1, _) => 0,
             (_, "pull") => 1,
             _ => gpus - 1,
         };
-        vec![Expected {
-            region: Region::matrix(OUT, 0, m as u32, (n * 2) as u32, n * 2),
-            values,
-            magnitudes,
-            // The partial tile, its way into the node's sum (every add rounds), the sum over nodes.
-            roundings: 1 + node_sum + u32::from(nodes > 1),
-        }]
+        // The partial tile, its way into the node's sum (every add rounds), the sum over nodes.
+        let roundings = 1 + node_sum + u32::from(nodes > 1);
+        self.product(spec, rank).map(|product| product.expected(OUT, roundings, element)).into_iter().collect()
     }
 }
 

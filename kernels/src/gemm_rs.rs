@@ -190,30 +190,16 @@ impl Kernel for GemmRs {
     fn product(&self, spec: &Spec, rank: Rank) -> Option<Product> {
         let sum = Product::sum_over_ranks(spec)?;
         let slice = sum.rows / u64::from(spec.cluster.gpus_per_node);
-        let parts = if spec.options.word("output") == "per_rank" { u64::from(spec.cluster.nodes) } else { 1 };
-        let rows = slice / parts;
-        let first_row = u64::from(rank.gpu) * slice + if parts > 1 { u64::from(rank.node) * rows } else { 0 };
-        Some(Product { first_row, rows, ..sum })
+        let per_rank = spec.options.word("output") == "per_rank";
+        let (nodes, node) = if per_rank { (u64::from(spec.cluster.nodes), u64::from(rank.node)) } else { (1, 0) };
+        let rows = slice / nodes;
+        Some(Product { first_row: u64::from(rank.gpu) * slice + node * rows, rows, ..sum })
     }
 
     fn reference(&self, spec: &Spec, rank: Rank, element: &Element<'_>) -> Vec<Expected> {
-        let Problem::Gemm { m, n, k } = spec.problem else { return Vec::new() };
-        let cluster = spec.cluster;
-        let (gpus, ranks) = (u64::from(cluster.gpus_per_node), cluster.ranks() as u64);
-        let slice = u64::from(rank.gpu) * (m / gpus);
-        let (row0, rows) = if spec.options.word("output") == "per_rank" {
-            (slice + u64::from(rank.node) * (m / ranks), m / ranks)
-        } else {
-            (slice, m / gpus)
-        };
-        let (values, magnitudes) = crate::reference::matmul(row0, rows, 0, n, ranks * k, element);
-        vec![Expected {
-            region: Region::matrix(OUT, 0, rows as u32, (n * 2) as u32, n * 2),
-            values,
-            magnitudes,
-            // One rounding per partial tile, one per add into staging, one for the final sum.
-            roundings: 2 * ranks as u32 + 1,
-        }]
+        // One rounding per partial tile, one per add into staging, one for the final sum.
+        let roundings = 2 * spec.cluster.ranks() as u32 + 1;
+        self.product(spec, rank).map(|product| product.expected(OUT, roundings, element)).into_iter().collect()
     }
 }
 

@@ -212,6 +212,14 @@ impl Product {
         let roundings = 2 * ranks as u32 + 3;
         Some(Self { first_row: 0, first_col: 0, depth: ranks * k, rows: m, cols: n, roundings })
     }
+
+    /// The whole output as a [`Kernel::reference`], `roundings` known more exactly for an executor.
+    pub(crate) fn expected(&self, out: BufferId, roundings: u32, element: &Element<'_>) -> Expected {
+        let Self { first_row, first_col, depth, rows, cols, .. } = *self;
+        let (values, magnitudes) = crate::reference::matmul(first_row, rows, first_col, cols, depth, element);
+        let region = Region::matrix(out, 0, rows as u32, (cols * 2) as u32, cols * 2);
+        Expected { region, values, magnitudes, roundings }
+    }
 }
 
 /// The value of element (row, col) of a logical tensor, already rounded to its storage type.
