@@ -42,7 +42,7 @@ def lines(machine):
 
 
 def text(machine, values):
-    """A machine file with what h200-1gpu knows and other values: name to value, source and date, or value alone."""
+    """A machine file with what h200-1gpu knows and other values: name to value, source and date."""
     one, made = dict(lines("h200-1gpu")), []
     for name, line in lines(machine):
         if name and name.startswith(CARRIED):

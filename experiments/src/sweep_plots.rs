@@ -69,11 +69,8 @@ fn file_name(experiment: &Experiment, g: usize, case: &Case) -> String {
         Fusion::Unfused => "-unfused",
         Fusion::BulkSynchronous => "-bulk_synchronous",
     };
-    let mut set = experiment.set_behind("-", case);
     // The number tells files apart, and the title says it in full: file systems take some 255 bytes.
-    if set.len() > 100 {
-        set.truncate(set.char_indices().map(|(at, _)| at).take_while(|&at| at <= 100).last().unwrap_or(0));
-    }
+    let set: String = experiment.set_behind("-", case).chars().take(100).collect();
     format!("{g:02}-{}{form}-{}-{}{set}", case.name, case.target, case.problem.size())
 }
 
