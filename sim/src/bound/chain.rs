@@ -394,8 +394,11 @@ impl<'a> Forward<'a> {
         let main = main.max(pending.main_end).max(pending.output);
         let end = main + out_ps(record);
         (self.begins[g], self.mains[g]) = (pending.first_step, main);
-        for signal in program.signals_of(task) {
-            self.raise(rank, signal, if signal.early { main } else { end });
+        for signal in program.early_signals_of(task) {
+            self.raise(rank, signal, main);
+        }
+        for signal in program.late_signals_of(task) {
+            self.raise(rank, signal, end);
         }
         let mut last = end + self.c.head_start(rank);
         if task.put != NONE {
@@ -531,12 +534,12 @@ impl Backward<'_, '_> {
         tail
     }
 
-    fn behind_signals(&mut self, rank: usize, signals: &[SignalC], early: bool) -> u64 {
+    fn behind_signals(&mut self, rank: usize, signals: &[SignalC]) -> u64 {
         let behind = |signal: &SignalC| {
             let tail = self.behind_flag(self.f.target(rank, signal), signal.flag)?;
             Some(self.f.latency(signal) + tail)
         };
-        signals.iter().filter(|signal| signal.early == early).filter_map(behind).max().unwrap_or(0)
+        signals.iter().filter_map(behind).max().unwrap_or(0)
     }
 
     /// Windows of a task whose successors are known: main part, store, message.
@@ -547,11 +550,10 @@ impl Backward<'_, '_> {
         let record = &f.c.costs[usize::from(task.cost)];
         let role = &program.roles[program.roles.partition_point(|role| role.first + role.tasks <= t)];
         let g = f.task0[rank] + t as usize;
-        let signals = program.signals_of(task);
         let late = self
-            .behind_signals(rank, signals, false)
+            .behind_signals(rank, program.late_signals_of(task))
             .max(self.after_launch[role.launch as usize] + f.c.head_start(rank));
-        let mut after_main = self.behind_signals(rank, signals, true).max(out_ps(record) + late);
+        let mut after_main = self.behind_signals(rank, program.early_signals_of(task)).max(out_ps(record) + late);
         let mut message = Window::default();
         if task.put != NONE {
             let (times, put) = (&f.c.times, &program.puts[task.put as usize]);

@@ -82,6 +82,8 @@ pub struct TaskC {
     pub waits: [u8; 3],
     /// Signals; for puts without signals, zero.
     pub signals: u8,
+    /// How many of them, the first ones, are raised at the end of the main loop.
+    pub early: u8,
     /// Put record, [`NONE`] otherwise.
     pub put: u32,
 }
@@ -134,8 +136,6 @@ pub struct SignalC {
     pub dg: u16,
     /// Goes over NVLink.
     pub remote: bool,
-    /// Raised at the end of the main loop.
-    pub early: bool,
 }
 
 /// A put.
@@ -247,6 +247,16 @@ impl Program {
     /// All signals of a task.
     pub fn signals_of(&self, task: &TaskC) -> &[SignalC] {
         &self.signals[task.signal0 as usize..task.signal0 as usize + usize::from(task.signals)]
+    }
+
+    /// The signals of a task that are raised at the end of its main loop.
+    pub fn early_signals_of(&self, task: &TaskC) -> &[SignalC] {
+        &self.signals_of(task)[..usize::from(task.early)]
+    }
+
+    /// The signals of a task that are raised when its outputs are written.
+    pub fn late_signals_of(&self, task: &TaskC) -> &[SignalC] {
+        &self.signals_of(task)[usize::from(task.early)..]
     }
 
     /// All waits of a task.

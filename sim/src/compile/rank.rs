@@ -59,7 +59,10 @@ pub(super) fn compile_rank(
                     raisers[family].1 |= put;
                     dropped[family] |= put || role.kind != RoleKind::Compute;
                 };
-                for signal in &task.signals {
+                // Those that are raised early come first.
+                let those = |early: bool| task.signals.iter().filter(move |signal| signal.early == early);
+                let mut early = 0;
+                for signal in those(true).chain(those(false)) {
                     raise(raisers, dropped, usize::from(signal.flag.family.0), false);
                     let targets: SmallVec<[Offset; 8]> = match signal.to {
                         At::Offset(offset) => SmallVec::from_slice(&[offset]),
@@ -71,8 +74,8 @@ pub(super) fn compile_rank(
                             add: signal.add,
                             dg: compiler.fold(offset).dg,
                             remote: compiler.over_nvlink(offset),
-                            early: signal.early,
                         });
+                        early += u8::from(signal.early);
                     }
                 }
                 if let Op::Collective { kind, src, dst } = &task.op {
@@ -112,6 +115,7 @@ pub(super) fn compile_rank(
                     cost,
                     waits: counts,
                     signals: (program.signals.len() as u32 - signal0) as u8,
+                    early,
                     put,
                 });
             });

@@ -1,8 +1,8 @@
 //! Who takes which task: strided lists, tickets, windows of ready tasks.
 
 use super::flags::SLOT;
-use super::workers::Worker;
-use super::{Engine, Here, State};
+use super::state::{Cta, Worker};
+use super::{Engine, Here, RankState, State};
 use crate::compile::NONE;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -34,78 +34,92 @@ impl RoleState {
     }
 }
 
+impl RankState {
+    fn mark_dirty(&mut self, role: usize) {
+        let state = &mut self.roles[role];
+        if !state.dirty {
+            state.dirty = true;
+            self.dirty_roles.push(role as u32);
+        }
+    }
+}
+
+impl Here<'_> {
+    /// Whether another task of its role is left for a cta.
+    pub(super) fn has_next(&self, own: &RankState, cta: &Cta) -> bool {
+        let r = usize::from(cta.role);
+        let role = &self.roles[r];
+        match role.claim {
+            Claim::Strided => cta.position < role.tasks,
+            Claim::Ticket | Claim::Ready { .. } => own.roles[r].next < role.tasks,
+        }
+    }
+
+    /// For a worker that looks for a ready task: the first task of the window that nobody has taken, and what that one
+    /// waits for.
+    pub(super) fn window_head(&self, own: &RankState, worker: &Worker) -> Option<(u32, u32)> {
+        let r = usize::from(worker.role);
+        let row = &self.roles[r];
+        let (State::Idle, Claim::Ready { window }) = (worker.state, row.claim) else { return None };
+        let state = &own.roles[r];
+        let first = (state.next..state.entered).find(|index| state.claimed >> (index % window) & 1 == 0)?;
+        let on = own.slot_flag[r * WINDOW + (first % window) as usize];
+        (on != NONE).then_some((row.first + first, on))
+    }
+}
+
 impl<'a> Engine<'a> {
     /// The next task for a free worker: `None` when it has to wait for one, or is done.
     #[inline]
-    pub(super) fn claim(&mut self, h: &Here<'a>, w: u32) -> Option<u32> {
+    pub(super) fn claim(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) -> Option<u32> {
         loop {
-            let worker = &mut self.s.workers[h.worker0 + w as usize];
-            let r = usize::from(worker.role);
-            let role = &self.t.roles[h.table0 + r];
+            let r = usize::from(cta.role);
+            let role = &h.roles[r];
             match role.claim {
                 Claim::Strided => {
-                    let position = worker.position;
+                    let position = cta.position;
                     if position < role.tasks {
-                        worker.position += role.workers;
+                        cta.position += role.workers;
                         return Some(role.first + position);
                     }
                 }
                 Claim::Ticket => {
-                    let state = &mut self.s.roles[h.role0 + r];
+                    let state = &mut own.roles[r];
                     if state.next < role.tasks {
                         state.next += 1;
                         return Some(role.first + state.next - 1);
                     }
                 }
                 Claim::Ready { .. } => {
-                    let state = &mut self.s.roles[h.role0 + r];
+                    let state = &mut own.roles[r];
                     // Tasks below `entered` are claimed or in the window; with nothing unclaimed the list is empty.
                     let open = state.entered - state.next - state.claimed.count_ones();
                     if open > 0 || state.entered < role.tasks {
-                        state.idle.push(Reverse(w));
-                        worker.state = State::Idle;
-                        self.s.pauses[h.worker0 + w as usize].since = self.s.timers.now;
+                        state.idle.push(Reverse(cta.w));
+                        cta.state = State::Idle;
+                        own.pauses[cta.w as usize].since = self.s.timers.now;
                         if state.ready != 0 {
-                            self.mark_dirty(h, r);
+                            own.mark_dirty(r);
                         }
                         return None;
                     }
                 }
             }
             if role.recycle == NONE {
-                worker.state = State::Done;
+                cta.state = State::Done;
                 return None;
             }
-            worker.role = role.recycle as u16;
-            worker.recycled = true;
-        }
-    }
-
-    /// Whether another task of its role is left for a worker.
-    pub(super) fn has_next(&self, h: &Here<'a>, w: u32) -> bool {
-        let worker = &self.s.workers[h.worker0 + w as usize];
-        let r = usize::from(worker.role);
-        let role = &self.t.roles[h.table0 + r];
-        match role.claim {
-            Claim::Strided => worker.position < role.tasks,
-            Claim::Ticket | Claim::Ready { .. } => self.s.roles[h.role0 + r].next < role.tasks,
-        }
-    }
-
-    fn mark_dirty(&mut self, h: &Here<'a>, role: usize) {
-        let state = &mut self.s.roles[h.role0 + role];
-        if !state.dirty {
-            state.dirty = true;
-            self.s.dirty_roles[h.rank].push(role as u32);
+            cta.role = role.recycle as u16;
+            cta.recycled = true;
         }
     }
 
     /// Moves the window of a role past claimed tasks and lets the next ones in.
-    pub(super) fn fill_window(&mut self, h: &Here<'a>, role: usize) {
-        let row = &self.t.roles[h.table0 + role];
+    pub(super) fn fill_window(&mut self, h: &Here<'a>, own: &mut RankState, role: usize) {
+        let row = &h.roles[role];
         let Claim::Ready { window } = row.claim else { return };
         loop {
-            let state = &mut self.s.roles[h.role0 + role];
+            let state = &mut own.roles[role];
             while state.next < state.entered && state.claimed >> (state.next % window) & 1 == 1 {
                 state.claimed &= !(1 << (state.next % window));
                 state.next += 1;
@@ -115,41 +129,41 @@ impl<'a> Engine<'a> {
             }
             let slot = state.entered % window;
             state.entered += 1;
-            self.check_slot(h, role * WINDOW + slot as usize);
+            self.check_slot(h, own, role * WINDOW + slot as usize);
         }
     }
 
     /// Looks whether the task in a window slot can start; registers the slot on its first unmet flag otherwise.
-    pub(super) fn check_slot(&mut self, h: &Here<'a>, slot: usize) {
+    pub(super) fn check_slot(&mut self, h: &Here<'a>, own: &mut RankState, slot: usize) {
         let (role, slot_of_role) = (slot / WINDOW, (slot % WINDOW) as u32);
-        let row = &self.t.roles[h.table0 + role];
+        let row = &h.roles[role];
         let Claim::Ready { window } = row.claim else { return };
-        let state = &mut self.s.roles[h.role0 + role];
+        let state = &mut own.roles[role];
         let index = state.next + (slot_of_role + window - state.next % window) % window;
-        let task = &h.program.tasks[(row.first + index) as usize];
-        if let Some(wait) = self.first_unmet(h, task.wait0, task.waits[0]) {
-            self.s.slot_flag[h.slot0 + slot] = wait.on;
-            self.register(h, wait, SLOT | slot as u32);
+        let task = &h.tasks[(row.first + index) as usize];
+        if let Some(wait) = self.first_unmet(h, own, task.wait0, task.waits[0]) {
+            own.slot_flag[slot] = wait.on;
+            self.register(h, own, wait, SLOT | slot as u32);
         } else {
-            self.s.roles[h.role0 + role].ready |= 1 << slot_of_role;
-            self.mark_dirty(h, role);
+            own.roles[role].ready |= 1 << slot_of_role;
+            own.mark_dirty(role);
         }
     }
 
     /// Hands the ready tasks of one `Ready` role to its idle workers, lowest task to lowest worker; false when no role
     /// has any to hand out.
-    pub(super) fn serve_ready_role(&mut self, h: &Here<'a>) -> bool {
-        let dirty = &mut self.s.dirty_roles[h.rank];
+    pub(super) fn serve_ready_role(&mut self, h: &Here<'a>, own: &mut RankState) -> bool {
+        let dirty = &mut own.dirty_roles;
         if dirty.len() > 1 {
             dirty.sort_unstable_by(|a, b| b.cmp(a));
         }
         let Some(role) = dirty.pop() else { return false };
         let r = role as usize;
-        let row = &self.t.roles[h.table0 + r];
+        let row = &h.roles[r];
         let Claim::Ready { window } = row.claim else { return true };
-        self.s.roles[h.role0 + r].dirty = false;
+        own.roles[r].dirty = false;
         loop {
-            let state = &mut self.s.roles[h.role0 + r];
+            let state = &mut own.roles[r];
             if state.ready == 0 {
                 break;
             }
@@ -162,18 +176,20 @@ impl<'a> Engine<'a> {
             let slot = index % window;
             state.ready &= !(1 << slot);
             state.claimed |= 1 << slot;
-            let flag = std::mem::replace(&mut self.s.slot_flag[h.slot0 + r * WINDOW + slot as usize], NONE);
-            self.fill_window(h, r);
-            if self.take_found(h, w, row.first + index, flag) {
-                self.go_on(h, w);
+            let flag = std::mem::replace(&mut own.slot_flag[r * WINDOW + slot as usize], NONE);
+            self.fill_window(h, own, r);
+            let mut cta = own.take_out(w);
+            if self.take_found(h, own, &mut cta, row.first + index, flag) {
+                self.go_on_with(h, own, &mut cta);
             }
+            own.put_back(&cta);
         }
         // Workers left over when the list ran out are free to recycle or end.
-        let state = &mut self.s.roles[h.role0 + r];
+        let state = &mut own.roles[r];
         if state.entered >= row.tasks && state.entered - state.next == state.claimed.count_ones() {
-            while let Some(Reverse(w)) = self.s.roles[h.role0 + r].idle.pop() {
-                self.s.workers[h.worker0 + w as usize].state = State::Free;
-                self.go_on(h, w);
+            while let Some(Reverse(w)) = own.roles[r].idle.pop() {
+                own.workers[w as usize].state = State::Free;
+                self.go_on(h, own, w);
             }
         }
         true
@@ -181,30 +197,17 @@ impl<'a> Engine<'a> {
 
     /// Gives a task to a worker that looked for one: it has waited for the flag that made the task ready. When it was
     /// the window that held the task back, the worker was idle.
-    fn take_found(&mut self, h: &Here<'a>, w: u32, id: u32, on: u32) -> bool {
-        let (since, now) = (self.s.pauses[h.worker0 + w as usize].since, self.s.timers.now);
+    fn take_found(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, id: u32, on: u32) -> bool {
+        let (since, now) = (own.pauses[cta.w as usize].since, self.s.timers.now);
         if on == NONE || since == now {
-            return self.take(h, w, id);
+            return self.take(h, own, cta, id);
         }
-        let flag = self.flag_of(h, on);
-        let s = &mut *self.s;
+        let flag = own.flag_of(on);
         let family = usize::from(self.t.family_of[flag as usize]);
-        let role = usize::from(s.workers[h.worker0 + w as usize].role);
-        s.waits[(h.role0 + role) * self.t.families + family] += now - since;
-        let home = self.home(h, w);
-        self.s.waited[h.role0 + home] += now - since;
-        self.take_after_wait(h, w, id, since, flag)
-    }
-
-    /// For a worker that looks for a ready task: the first task of the window that nobody has taken, and what that one
-    /// waits for.
-    pub(super) fn window_head(&self, h: &Here<'a>, worker: &Worker) -> Option<(u32, u32)> {
-        let r = usize::from(worker.role);
-        let row = &self.t.roles[h.table0 + r];
-        let (State::Idle, Claim::Ready { window }) = (worker.state, row.claim) else { return None };
-        let state = &self.s.roles[h.role0 + r];
-        let first = (state.next..state.entered).find(|index| state.claimed >> (index % window) & 1 == 0)?;
-        let on = self.s.slot_flag[h.slot0 + r * WINDOW + (first % window) as usize];
-        (on != NONE).then_some((row.first + first, on))
+        let role = usize::from(cta.role);
+        own.waits[role * self.t.families + family] += now - since;
+        let home = self.home(cta);
+        own.waited[home] += now - since;
+        self.take_after_wait(h, own, cta, id, since, flag)
     }
 }

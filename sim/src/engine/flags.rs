@@ -7,7 +7,7 @@
 //! nobody waits for change nothing.
 
 use super::timers::{Timers, kind};
-use super::{Engine, Here};
+use super::{Engine, Here, RankState};
 use crate::compile::{Compiled, NONE, SPAN, SignalC, WaitC};
 
 /// A flag of a family without waits, in `Program::countdown`.
@@ -213,111 +213,108 @@ impl Flags {
     }
 }
 
-impl<'a> Engine<'a> {
-    /// Raises the signals of a task that are `early`, or those that are not.
-    #[inline]
-    pub(super) fn raise(&mut self, h: &Here<'a>, signals: &'a [SignalC], early: bool) {
-        for signal in signals {
-            if signal.early == early {
-                self.raise_one(h, signal, 0);
-            }
-        }
+impl RankState {
+    /// The flag behind what somebody waits, or has waited, for.
+    pub(super) fn flag_of(&self, on: u32) -> u32 {
+        if on & SPAN == 0 { on } else { self.spans[(on & !SPAN) as usize].blocked }
     }
+}
 
+impl<'a> Engine<'a> {
     /// Raises a flag `after` from now.
-    #[inline]
-    pub(super) fn raise_one(&mut self, h: &Here<'a>, signal: &SignalC, after: u64) {
+    #[inline(never)]
+    pub(super) fn raise_one(&mut self, h: &Here<'a>, own: &mut RankState, signal: &SignalC, after: u64) {
         let mut gpu = h.gpu + usize::from(signal.dg);
         if gpu >= self.gpus {
             gpu -= self.gpus;
         }
         let mut latency = if signal.remote { self.flag_remote } else { self.flag_local };
         if self.c.noise.is_some() {
-            latency = self.flag_latency(h.rank, latency);
+            latency = self.flag_latency(own, latency);
         }
         let visible = self.s.timers.now + after + latency;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
     }
 
     /// Lets those who wait for a flag look again.
-    pub(super) fn wake(&mut self, h: &Here<'a>, flag: u32) {
+    pub(super) fn wake(&mut self, h: &Here<'a>, own: &mut RankState, flag: u32) {
         let mut waiter = self.s.flags.take_waiters(h.rank, flag);
         while waiter != NONE {
             waiter = if waiter & SLOT == 0 && waiter & SPAN != 0 {
                 let span = waiter & !SPAN;
-                let next = self.s.spans[h.span0 + span as usize].next;
-                self.wake_span(h, span);
+                let next = own.spans[span as usize].next;
+                self.wake_span(h, own, span);
                 next
             } else {
-                self.wake_one(h, waiter)
+                self.wake_one(h, own, waiter)
             };
         }
     }
 
     /// Lets a worker or a window slot look again; returns who waits behind it.
-    fn wake_one(&mut self, h: &Here<'a>, waiter: u32) -> u32 {
+    fn wake_one(&mut self, h: &Here<'a>, own: &mut RankState, waiter: u32) -> u32 {
         if waiter & SLOT == 0 {
-            let next = self.s.pauses[h.worker0 + waiter as usize].next;
-            self.make_runnable(h, waiter);
+            let next = own.pauses[waiter as usize].next;
+            own.make_runnable(waiter);
             next
         } else {
             let slot = (waiter & !SLOT) as usize;
-            let next = self.s.slot_next[h.slot0 + slot];
-            self.check_slot(h, slot);
+            let next = own.slot_next[slot];
+            self.check_slot(h, own, slot);
             next
         }
     }
 
     /// The flag that held a span back is there: waits for the next one that is not, or wakes those who wait for all.
-    fn wake_span(&mut self, h: &Here<'a>, span: u32) {
-        if self.block_span(h, span) {
+    fn wake_span(&mut self, h: &Here<'a>, own: &mut RankState, span: u32) {
+        if self.block_span(h, own, span) {
             return;
         }
-        let mut waiter = std::mem::replace(&mut self.s.spans[h.span0 + span as usize].head, NONE);
+        let mut waiter = std::mem::replace(&mut own.spans[span as usize].head, NONE);
         while waiter != NONE {
-            waiter = self.wake_one(h, waiter);
+            waiter = self.wake_one(h, own, waiter);
         }
     }
 
     /// Puts a span on its first unmet flag; false when all are met.
-    fn block_span(&mut self, h: &Here<'a>, span: u32) -> bool {
-        let reached = self.reach(h, span);
+    fn block_span(&mut self, h: &Here<'a>, own: &mut RankState, span: u32) -> bool {
+        let reached = self.reach(h, own, span);
         let run = &h.program.spans[span as usize];
         if reached == run.count {
             return false;
         }
         let flag = run.at(reached);
         let behind = self.s.flags.enqueue(&mut self.s.timers, h.rank, flag, run.level, SPAN | span);
-        let state = &mut self.s.spans[h.span0 + span as usize];
+        let state = &mut own.spans[span as usize];
         state.next = behind;
         state.blocked = flag;
         true
     }
 
     /// Puts a waiter on an unmet flag or span, and sees to it that it is woken.
-    pub(super) fn register(&mut self, h: &Here<'a>, wait: WaitC, waiter: u32) {
+    pub(super) fn register(&mut self, h: &Here<'a>, own: &mut RankState, wait: WaitC, waiter: u32) {
         let behind = if wait.on & SPAN == 0 {
             self.s.flags.enqueue(&mut self.s.timers, h.rank, wait.on, wait.level, waiter)
         } else {
             let span = wait.on & !SPAN;
-            let behind = std::mem::replace(&mut self.s.spans[h.span0 + span as usize].head, waiter);
+            let behind = std::mem::replace(&mut own.spans[span as usize].head, waiter);
             if behind == NONE {
-                self.block_span(h, span);
+                self.block_span(h, own, span);
             }
             behind
         };
         if waiter & SLOT == 0 {
-            self.s.pauses[h.worker0 + waiter as usize].next = behind;
+            own.pauses[waiter as usize].next = behind;
         } else {
-            self.s.slot_next[h.slot0 + (waiter & !SLOT) as usize] = behind;
+            own.slot_next[(waiter & !SLOT) as usize] = behind;
         }
     }
 
     /// Flags at the beginning of a span that are met.
-    pub(super) fn reach(&mut self, h: &Here<'a>, span: u32) -> u32 {
+    pub(super) fn reach(&mut self, h: &Here<'a>, own: &mut RankState, span: u32) -> u32 {
         let run = &h.program.spans[span as usize];
         let (flags, now) = (&self.s.flags, self.s.timers.now);
-        let state = &mut self.s.spans[h.span0 + span as usize];
+        let state = &mut own.spans[span as usize];
         while state.reached < run.count && flags.is_met(h.flag0, run.at(state.reached), run.level, now) {
             state.reached += 1;
         }
@@ -326,28 +323,23 @@ impl<'a> Engine<'a> {
 
     /// Whether all that a wait is for is there.
     #[inline]
-    pub(super) fn is_met(&mut self, h: &Here<'a>, wait: WaitC) -> bool {
+    pub(super) fn is_met(&mut self, h: &Here<'a>, own: &mut RankState, wait: WaitC) -> bool {
         if wait.on & SPAN == 0 {
             return self.s.flags.is_met(h.flag0, wait.on, wait.level, self.s.timers.now);
         }
         let span = wait.on & !SPAN;
         let count = h.program.spans[span as usize].count;
         // Most look at a span that is complete.
-        self.s.spans[h.span0 + span as usize].reached == count || self.reach(h, span) == count
-    }
-
-    /// The flag behind what somebody waits, or has waited, for.
-    pub(super) fn flag_of(&self, h: &Here<'a>, on: u32) -> u32 {
-        if on & SPAN == 0 { on } else { self.s.spans[h.span0 + (on & !SPAN) as usize].blocked }
+        own.spans[span as usize].reached == count || self.reach(h, own, span) == count
     }
 
     /// The first of some waits that is not met.
     #[inline]
-    pub(super) fn first_unmet(&mut self, h: &Here<'a>, first: u32, count: u8) -> Option<WaitC> {
+    pub(super) fn first_unmet(&mut self, h: &Here<'a>, own: &mut RankState, first: u32, count: u8) -> Option<WaitC> {
         if count == 0 {
             return None;
         }
-        let waits = &h.program.waits[first as usize..first as usize + usize::from(count)];
-        waits.iter().copied().find(|&wait| !self.is_met(h, wait))
+        let waits = &h.waits[first as usize..first as usize + usize::from(count)];
+        waits.iter().copied().find(|&wait| !self.is_met(h, own, wait))
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Helpers of an isolated launch run first, on all ranks, and a barrier behind them starts the clock.
 
+use super::state::{Cta, Worker};
 use super::timers::kind;
-use super::workers::Worker;
-use super::{Engine, Here, State};
+use super::{Engine, Here, RankState, State};
+use crate::compile::LaunchC;
 use tilewire_kernels::schedule::Claim;
 
 /// A launch on a rank.
@@ -30,16 +31,21 @@ pub(super) struct Rendezvous {
 
 impl<'a> Engine<'a> {
     /// Sets the state of all launches and commands the helpers that wait for nothing.
-    pub(super) fn command_helpers(&mut self, h: &Here<'a>) {
+    pub(super) fn command_helpers(&mut self, h: &Here<'a>, own: &mut RankState) {
         for (l, launch) in self.c.launches.iter().enumerate() {
-            let left = launch.roles.clone().map(|r| self.t.roles[h.table0 + r].tasks).sum();
-            let same = |&&other: &&u32| self.c.launches[other as usize].before_clock == launch.before_clock;
-            let before = launch.after.iter().filter(same).count() as u32;
-            self.s.launches[h.launch0 + l] = LaunchState { before, left, ..LaunchState::default() };
+            let left = launch.roles.clone().map(|r| h.roles[r].tasks).sum();
+            let before = self.before(launch);
+            own.launches[l] = LaunchState { before, left, ..LaunchState::default() };
             if launch.before_clock && before == 0 {
                 self.s.timers.push(h.rank, self.c.times.launch, kind::LAUNCH, l as u32, 0);
             }
         }
+    }
+
+    /// Launches that have to end before a launch; helpers do not count for others.
+    fn before(&self, launch: &LaunchC) -> u32 {
+        let same = |&&other: &&u32| self.c.launches[other as usize].before_clock == launch.before_clock;
+        launch.after.iter().filter(same).count() as u32
     }
 
     /// Commands the launches that wait for nothing, or for nothing but helpers, on every rank; a late rank's come late.
@@ -48,57 +54,55 @@ impl<'a> Engine<'a> {
         for rank in 0..self.c.ranks.len() {
             let start = at + self.c.times.launch + self.c.delay(rank, self.t.compute_only);
             for (l, launch) in self.c.launches.iter().enumerate() {
-                if !launch.before_clock && self.s.launches[rank * self.t.launches + l].before == 0 {
+                if !launch.before_clock && self.before(launch) == 0 {
                     self.s.timers.push(rank, start, kind::LAUNCH, l as u32, 0);
                 }
             }
         }
     }
 
-    pub(super) fn start_launch(&mut self, h: &Here<'a>, launch: usize) {
+    pub(super) fn start_launch(&mut self, h: &Here<'a>, own: &mut RankState, launch: usize) {
         let now = self.s.timers.now;
-        self.s.launches[h.launch0 + launch].start = now;
+        own.launches[launch].start = now;
         for r in self.c.launches[launch].roles.clone() {
-            let row = &self.t.roles[h.table0 + r];
+            let row = &h.roles[r];
             if row.instant_tasks > 0 {
                 self.out.tasks += u64::from(row.instant_tasks);
-                for signal in &self.t.instants[h.table0 + r].signals {
-                    self.raise_one(h, signal, 0);
+                for signal in &h.instants[r].signals {
+                    self.raise_one(h, own, signal, 0);
                 }
             }
             let state = if row.watches { State::Watch } else { State::Free };
             for index in 0..row.workers {
                 let w = row.worker0 + index;
-                self.s.workers[h.worker0 + w as usize] =
-                    Worker { state, role: r as u16, position: index, ..Worker::ABSENT };
-                self.make_runnable(h, w);
+                own.workers[w as usize] = Worker { state, role: r as u16, position: index, ..Worker::ABSENT };
+                own.make_runnable(w);
             }
             if let Claim::Ready { .. } = row.claim {
-                self.fill_window(h, r);
+                self.fill_window(h, own, r);
             }
         }
-        if self.s.launches[h.launch0 + launch].left == 0 {
-            self.end_launch(h, launch);
+        if own.launches[launch].left == 0 {
+            self.end_launch(h, own, launch);
         }
     }
 
     /// Goes on through what a role's tasks wait for; see [`super::tables::Instant`].
-    pub(super) fn watch(&mut self, h: &Here<'a>, w: u32) {
-        let worker = h.worker0 + w as usize;
-        let Worker { role, position, .. } = self.s.workers[worker];
-        let waits = &self.t.instants[h.table0 + usize::from(role)].waits[position as usize..];
-        if let Some(unmet) = waits.iter().position(|&wait| !self.is_met(h, wait)) {
-            self.s.workers[worker].position += unmet as u32;
-            self.register(h, waits[unmet], w);
+    pub(super) fn watch(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) {
+        let (role, position) = (cta.role, cta.position);
+        let waits = &h.instants[usize::from(role)].waits[position as usize..];
+        if let Some(unmet) = waits.iter().position(|&wait| !self.is_met(h, own, wait)) {
+            cta.position += unmet as u32;
+            self.register(h, own, waits[unmet], cta.w);
         } else {
-            self.s.workers[worker].state = State::Done;
-            self.task_done(h, usize::from(role));
+            cta.state = State::Done;
+            self.task_done(h, own, usize::from(role));
         }
     }
 
-    fn end_launch(&mut self, h: &Here<'a>, launch: usize) {
+    fn end_launch(&mut self, h: &Here<'a>, own: &mut RankState, launch: usize) {
         let now = self.s.timers.now;
-        let state = &mut self.s.launches[h.launch0 + launch];
+        let state = &mut own.launches[launch];
         state.end = now;
         state.ended = true;
         self.out.rank_ends[h.rank] = self.out.rank_ends[h.rank].max(now);
@@ -112,7 +116,7 @@ impl<'a> Engine<'a> {
         }
         for (next, row) in self.c.launches.iter().enumerate() {
             if row.after.contains(&(launch as u32)) && row.before_clock == before_clock {
-                let state = &mut self.s.launches[h.launch0 + next];
+                let state = &mut own.launches[next];
                 state.before -= 1;
                 if state.before == 0 {
                     self.s.timers.push(h.rank, now + self.c.times.dependent, kind::LAUNCH, next as u32, 0);
@@ -123,29 +127,28 @@ impl<'a> Engine<'a> {
 
     /// Counts a task whose last write is done.
     #[inline]
-    pub(super) fn task_done(&mut self, h: &Here<'a>, role: usize) {
+    pub(super) fn task_done(&mut self, h: &Here<'a>, own: &mut RankState, role: usize) {
         self.out.tasks += 1;
-        let launch = self.t.roles[h.table0 + role].launch as usize;
-        let state = &mut self.s.launches[h.launch0 + launch];
+        let launch = h.roles[role].launch as usize;
+        let state = &mut own.launches[launch];
         state.left -= 1;
         if state.left == 0 {
-            self.end_launch(h, launch);
+            self.end_launch(h, own, launch);
         }
     }
 
     /// A rank has come to a collective; the last one to come starts it for all.
-    pub(super) fn arrive(&mut self, h: &Here<'a>, w: u32, duration: u64) {
+    pub(super) fn arrive(&mut self, h: &Here<'a>, cta: &Cta, duration: u64) {
         let ranks = self.c.ranks.len();
-        let worker = &self.s.workers[h.worker0 + w as usize];
-        let role = u32::from(worker.role);
-        let task = (role, worker.task - self.t.roles[h.table0 + role as usize].first);
+        let role = u32::from(cta.role);
+        let task = (role, cta.task - h.roles[role as usize].first);
         // Few collectives are open at a time: those of different launches or CTAs.
         let open = &mut self.s.collectives;
         let at = open.iter().position(|open| open.task == task).unwrap_or_else(|| {
             open.push(Rendezvous { task, there: Vec::with_capacity(ranks) });
             open.len() - 1
         });
-        open[at].there.push((h.rank as u32, w));
+        open[at].there.push((h.rank as u32, cta.w));
         if open[at].there.len() == ranks {
             let end = self.s.timers.now + duration.max(1);
             for (rank, w) in open.swap_remove(at).there {

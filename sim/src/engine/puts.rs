@@ -7,7 +7,7 @@
 //! ```
 
 use super::timers::kind;
-use super::{Engine, Here, ended};
+use super::{Engine, Here, RankState, ended};
 use crate::compile::{NONE, PublishC};
 use std::collections::VecDeque;
 use tilewire_kernels::Offset;
@@ -64,42 +64,44 @@ impl<'a> Engine<'a> {
     }
 
     /// A CTA's push is through, or finds the FIFO full.
-    pub(super) fn pushed(&mut self, h: &Here<'a>, w: u32) {
-        let proxy = &mut self.s.proxies[h.rank];
+    pub(super) fn pushed(&mut self, h: &Here<'a>, own: &mut RankState, w: u32) {
+        let proxy = &mut own.proxy;
         if proxy.fifo_used >= self.c.times.fifo_depth {
             proxy.fifo_waiters.push_back(w);
             return;
         }
         proxy.fifo_used += 1;
-        let task = self.s.workers[h.worker0 + w as usize].task;
-        let put = h.program.tasks[task as usize].put;
+        let task = own.workers[w as usize].task;
+        let put = h.tasks[task as usize].put;
         self.s.timers.push(h.rank, self.s.timers.now + self.c.times.fifo, kind::FIFO, put, 0);
-        self.complete(h, w);
-        self.make_runnable(h, w);
+        let mut cta = own.take_out(w);
+        self.complete(h, own, &mut cta);
+        own.put_back(&cta);
+        own.make_runnable(w);
     }
 
     /// A command can be read from the FIFO.
-    pub(super) fn command(&mut self, h: &Here<'a>, put: u32) {
-        self.give(h, self.thread_of(h.program.puts[put as usize].queue), Item::Post(put));
+    pub(super) fn command(&mut self, h: &Here<'a>, own: &mut RankState, put: u32) {
+        self.give(h, own, self.thread_of(h.program.puts[put as usize].queue), Item::Post(put));
     }
 
     /// An immediate has arrived.
-    pub(super) fn immediate(&mut self, h: &Here<'a>, flag: u32, queue: u32) {
-        self.give(h, self.thread_of(queue as u16), Item::Immediate(flag));
+    pub(super) fn immediate(&mut self, h: &Here<'a>, own: &mut RankState, flag: u32, queue: u32) {
+        self.give(h, own, self.thread_of(queue as u16), Item::Immediate(flag));
     }
 
     /// The acknowledgement of a put is back.
-    pub(super) fn acknowledged(&mut self, h: &Here<'a>, put: u32) {
-        self.give(h, self.thread_of(h.program.puts[put as usize].queue), Item::Completion(put));
+    pub(super) fn acknowledged(&mut self, h: &Here<'a>, own: &mut RankState, put: u32) {
+        self.give(h, own, self.thread_of(h.program.puts[put as usize].queue), Item::Completion(put));
     }
 
-    fn give(&mut self, h: &Here<'a>, thread: usize, item: Item) {
-        self.s.proxies[h.rank].threads[thread].items.push_back(item);
-        self.serve(h, thread);
+    fn give(&mut self, h: &Here<'a>, own: &mut RankState, thread: usize, item: Item) {
+        own.proxy.threads[thread].items.push_back(item);
+        self.serve(h, own, thread);
     }
 
-    fn serve(&mut self, h: &Here<'a>, thread: usize) {
-        let proxy = &mut self.s.proxies[h.rank];
+    fn serve(&mut self, h: &Here<'a>, own: &mut RankState, thread: usize) {
+        let proxy = &mut own.proxy;
         let state = &mut proxy.threads[thread];
         if state.busy.is_some() {
             return;
@@ -115,22 +117,22 @@ impl<'a> Engine<'a> {
         if let Item::Post(_) = item {
             proxy.fifo_used -= 1;
             if let Some(w) = proxy.fifo_waiters.pop_front() {
-                self.pushed(h, w);
+                self.pushed(h, own, w);
             }
         }
     }
 
     /// A thread is through with its item.
-    pub(super) fn thread_done(&mut self, h: &Here<'a>, thread: usize) {
-        let Some(item) = self.s.proxies[h.rank].threads[thread].busy.take() else { return };
-        let proxy = &mut self.s.proxies[h.rank];
+    pub(super) fn thread_done(&mut self, h: &Here<'a>, own: &mut RankState, thread: usize) {
+        let Some(item) = own.proxy.threads[thread].busy.take() else { return };
+        let proxy = &mut own.proxy;
         match item {
             Item::Post(put) => {
                 let queue = usize::from(h.program.puts[put as usize].queue);
                 let state = &mut proxy.queues[queue];
                 if state.in_flight < self.c.times.in_flight {
                     state.in_flight += 1;
-                    self.post(h, queue, put);
+                    self.post(h, own, queue, put);
                 } else {
                     state.backlog.push_back(put);
                 }
@@ -143,51 +145,51 @@ impl<'a> Engine<'a> {
                 let next = state.backlog.pop_front();
                 state.in_flight += u32::from(next.is_some());
                 if put.sent != NONE {
-                    self.raise_from_host(h, put.sent);
+                    self.raise_from_host(h, own, put.sent);
                 }
                 if let Some(next) = next {
-                    self.post(h, queue, next);
+                    self.post(h, own, queue, next);
                 }
             }
             Item::Immediate(flag) => {
                 if !self.c.stale_arrivals {
-                    self.raise_from_host(h, flag);
+                    self.raise_from_host(h, own, flag);
                 }
             }
         }
-        self.serve(h, thread);
+        self.serve(h, own, thread);
     }
 
-    fn raise_from_host(&mut self, h: &Here<'a>, flag: u32) {
-        let visible = self.s.timers.now + self.flag_latency(h.rank, self.c.times.flag_host);
+    fn raise_from_host(&mut self, h: &Here<'a>, own: &mut RankState, flag: u32) {
+        let visible = self.s.timers.now + self.flag_latency(own, self.c.times.flag_host);
         self.s.flags.add(&mut self.s.timers, h.rank, flag, 1, visible);
     }
 
     /// Gives a message to the wire, behind the active one of its queue where the fabric keeps order.
-    fn post(&mut self, h: &Here<'a>, queue: usize, put: u32) {
-        let state = &mut self.s.proxies[h.rank].queues[queue];
+    fn post(&mut self, h: &Here<'a>, own: &mut RankState, queue: usize, put: u32) {
+        let state = &mut own.proxy.queues[queue];
         if self.c.times.ordered && state.active {
             state.waiting.push_back(put);
             return;
         }
         state.active = true;
         let flow = h.program.puts[put as usize].flow;
-        self.flow(h, flow.class, flow.work, ended::MESSAGE | put);
+        self.s.sharing.start(h.class0 + flow.class, self.s.timers.now, flow.work, ended::MESSAGE | put, 0);
     }
 
     /// The last byte of a message has left.
-    pub(super) fn message_ended(&mut self, h: &Here<'a>, put: u32) {
+    pub(super) fn message_ended(&mut self, h: &Here<'a>, own: &mut RankState, put: u32) {
         let p = &h.program.puts[put as usize];
-        let mut landed = self.s.timers.now + self.network_latency(h.rank, self.c.times.network);
+        let mut landed = self.s.timers.now + self.network_latency(own, self.c.times.network);
         if self.c.times.ordered {
             let queue = usize::from(p.queue);
-            let state = &mut self.s.proxies[h.rank].queues[queue];
+            let state = &mut own.proxy.queues[queue];
             // Noise does not let a message overtake the one before it.
             landed = landed.max(state.last_landed);
             state.last_landed = landed;
             state.active = false;
             if let Some(next) = state.waiting.pop_front() {
-                self.post(h, queue, next);
+                self.post(h, own, queue, next);
             }
         }
         let folded = self.c.folded;
@@ -196,7 +198,7 @@ impl<'a> Engine<'a> {
         match p.publish {
             PublishC::Nic => {
                 if !self.c.stale_arrivals {
-                    let visible = landed + self.flag_latency(h.rank, self.c.times.flag_nic);
+                    let visible = landed + self.flag_latency(own, self.c.times.flag_nic);
                     self.s.flags.add(&mut self.s.timers, target, p.arrived, 1, visible);
                 }
             }
@@ -204,7 +206,7 @@ impl<'a> Engine<'a> {
                 self.s.timers.push(target, landed, kind::IMMEDIATE, p.arrived, u32::from(p.queue));
             }
         }
-        let acknowledged = landed + self.network_latency(h.rank, self.c.times.ack);
+        let acknowledged = landed + self.network_latency(own, self.c.times.ack);
         self.s.timers.push(h.rank, acknowledged, kind::ACK, put, 0);
     }
 }

@@ -1,9 +1,9 @@
 //! What a run leaves behind: ends, times by role, and, when asked for, every task and every change of a rate.
 
 use super::launches::LaunchState;
+use super::state::{Cta, Worker};
 use super::tables::RoleRow;
-use super::workers::Worker;
-use super::{Engine, Here};
+use super::{Engine, Here, RankState};
 use crate::compile::{NONE, ResourceKind};
 
 /// A task of the timeline.
@@ -70,26 +70,25 @@ pub struct Run {
 impl<'a> Engine<'a> {
     /// Notes a task whose CTA is free; its last write is done at `end`.
     #[inline]
-    pub(super) fn record_task(&mut self, h: &Here<'a>, w: u32, end: u64) {
+    pub(super) fn record_task(&mut self, h: &Here<'a>, own: &mut RankState, cta: &Cta, end: u64) {
         if self.timeline {
-            self.push_task(h, w, end);
+            self.push_task(h, own, cta, end);
         }
     }
 
-    fn push_task(&mut self, h: &Here<'a>, w: u32, end: u64) {
-        let worker = &self.s.workers[h.worker0 + w as usize];
-        let pause = &self.s.pauses[h.worker0 + w as usize];
-        let (home, index) = self.t.home(w);
+    fn push_task(&mut self, h: &Here<'a>, own: &mut RankState, cta: &Cta, end: u64) {
+        let pause = &own.pauses[cta.w as usize];
+        let (home, index) = self.t.home(cta.w);
         let lanes = self.t.roles[home].lanes;
-        self.s.entry_of_store[h.worker0 + w as usize] = self.out.timeline.len() as u32;
+        own.entry_of_store[cta.w as usize] = self.out.timeline.len() as u32;
         self.out.timeline.push(TaskTime {
             rank: h.rank as u32,
-            role: u32::from(worker.role),
+            role: u32::from(cta.role),
             cta: index / lanes,
             lane: index % lanes,
-            task: worker.task,
+            task: cta.task,
             taken: pause.taken,
-            start: worker.start,
+            start: cta.start,
             free: self.s.timers.now,
             end,
             waited_for: pause.waited_for,
@@ -98,9 +97,9 @@ impl<'a> Engine<'a> {
 
     /// The store of the task before is done.
     #[inline]
-    pub(super) fn record_end(&mut self, h: &Here<'a>, w: u32) {
+    pub(super) fn record_end(&mut self, own: &RankState, w: u32) {
         if self.timeline {
-            let entry = self.s.entry_of_store[h.worker0 + w as usize];
+            let entry = own.entry_of_store[w as usize];
             self.out.timeline[entry as usize].end = self.s.timers.now;
         }
     }
@@ -117,22 +116,19 @@ impl<'a> Engine<'a> {
     }
 
     /// Everything that is known only at the end.
-    pub(super) fn close(&mut self) {
-        let ranks = self.c.ranks.len();
+    pub(super) fn close(&mut self, ranks: &[RankState]) {
         let roles = self.t.roles_per_program;
         let times = |launches: &[LaunchState]| launches.iter().map(|launch| (launch.start, launch.end)).collect();
-        self.out.launches_of = self.s.launches.chunks(self.t.launches).map(times).collect();
+        self.out.launches_of = ranks.iter().map(|own| times(&own.launches)).collect();
         self.out.launches = self.out.launches_of[0].clone();
-        self.out.busy = self.s.busy.chunks(roles).map(<[u64]>::to_vec).collect();
-        self.out.waited = self.s.waited.chunks(roles).map(<[u64]>::to_vec).collect();
-        self.out.waits = (0..ranks)
-            .map(|r| self.s.waits[r * roles * self.t.families..(r + 1) * roles * self.t.families].to_vec())
-            .collect();
+        self.out.busy = ranks.iter().map(|own| own.busy.clone()).collect();
+        self.out.waited = ranks.iter().map(|own| own.waited.clone()).collect();
+        self.out.waits = ranks.iter().map(|own| own.waits.clone()).collect();
         let used =
             |workers: &[Worker]| workers.iter().rposition(|worker| worker.task != NONE).map_or(0, |last| last + 1);
         let used_by = |row: &RoleRow| {
-            let of_rank = |all: &[Worker]| used(&all[row.worker0 as usize..][..row.workers as usize]);
-            let workers = self.s.workers.chunks(self.t.workers.max(1)).map(of_rank).max().unwrap_or(0);
+            let of_rank = |own: &RankState| used(&own.workers[row.worker0 as usize..][..row.workers as usize]);
+            let workers = ranks.iter().map(of_rank).max().unwrap_or(0);
             (workers as u32).div_ceil(row.lanes)
         };
         self.out.used = self.t.roles[..roles].iter().map(used_by).collect();
@@ -140,7 +136,7 @@ impl<'a> Engine<'a> {
         if self.timeline {
             let flags = 0..self.t.flags as u32;
             let values = |rank| flags.clone().map(|flag| self.s.flags.value(self.c, rank, flag)).collect();
-            self.out.flags = (0..ranks).map(values).collect();
+            self.out.flags = (0..ranks.len()).map(values).collect();
         }
         self.out.timeline.sort_unstable_by_key(|t| (t.rank, t.taken, t.role, t.task));
     }

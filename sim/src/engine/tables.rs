@@ -14,6 +14,8 @@ pub(super) struct CostRow {
     pub main: u32,
     pub step: u64,
     pub fixed: u64,
+    /// All steps and what comes beside them.
+    pub whole: u64,
     pub fill: u64,
     pub out: Flow,
     /// `out` when another tile follows.
@@ -83,7 +85,7 @@ impl Instant {
         for signal in tasks.iter().flat_map(|task| program.signals_of(task)) {
             *adds.entry((signal.dg, signal.flag, signal.remote)).or_default() += signal.add;
         }
-        let signal = |((dg, flag, remote), add)| SignalC { flag, add, dg, remote, early: false };
+        let signal = |((dg, flag, remote), add)| SignalC { flag, add, dg, remote };
         Self { tasks: role.tasks, signals: adds.into_iter().map(signal).collect(), waits: Vec::new() }
     }
 }
@@ -126,6 +128,7 @@ impl Tables {
                 main: cost.main,
                 step: cost.step,
                 fixed: cost.fixed,
+                whole: u64::from(record.steps) * cost.step + cost.fixed,
                 fill: cost.fill,
                 out: cost.out,
                 deferred: cost.deferred,
@@ -133,7 +136,7 @@ impl Tables {
             }
         }));
         if self.any_early.len() != c.programs.len() {
-            self.any_early = c.programs.iter().map(|p| p.signals.iter().any(|s| s.early)).collect();
+            self.any_early = c.programs.iter().map(|p| p.tasks.iter().any(|task| task.early > 0)).collect();
             let slots = c.family_base.windows(2).map(|w| (w[1] - w[0]) as usize).enumerate();
             self.family_of = slots.flat_map(|(family, slots)| std::iter::repeat_n(family as u16, slots)).collect();
         }

@@ -36,13 +36,21 @@ pub(super) struct Fired {
     pub b: u32,
 }
 
+/// Workers of a word whose first loads are there at the same time.
+#[derive(Clone, Copy)]
+struct Fills {
+    time: u64,
+    word: u32,
+    workers: u64,
+}
+
 /// Timers of a rank, as numbers that sort by time, kind, `a`, then `b`.
 #[derive(Default)]
 struct RankTimers {
     queues: [VecDeque<u128>; 2],
     heap: BinaryHeap<Reverse<u128>>,
-    /// Ends of waits for first loads, (time, worker), in order of their times only.
-    fills: VecDeque<(u64, u32)>,
+    /// Ends of waits for first loads, in order of their times only.
+    fills: VecDeque<Fills>,
 }
 
 impl RankTimers {
@@ -86,7 +94,7 @@ impl RankTimers {
 
     fn next_time(&self) -> u64 {
         let timer = self.first().map_or(NEVER, |(key, _)| (key >> 64) as u64);
-        let fill = self.fills.front().map_or(NEVER, |&(time, _)| time);
+        let fill = self.fills.front().map_or(NEVER, |fills| fills.time);
         timer.min(fill)
     }
 }
@@ -136,21 +144,24 @@ impl Timers {
     /// Sets the timer of a worker that waits for its first loads.
     pub fn push_fill(&mut self, rank: usize, time: u64, worker: u32) {
         let fills = &mut self.ranks[rank].fills;
-        if fills.back().is_some_and(|&(last, _)| last > time) {
-            self.push(rank, time, kind::FILL, worker, 0);
-        } else {
-            fills.push_back((time, worker));
-            self.mark_stale(rank);
+        let (word, workers) = (worker / 64, 1 << (worker % 64));
+        match fills.back_mut() {
+            Some(last) if last.time == time && last.word == word => last.workers |= workers,
+            Some(last) if last.time > time => self.push(rank, time, kind::FILL, worker, 0),
+            _ => {
+                fills.push_back(Fills { time, word, workers });
+                self.mark_stale(rank);
+            }
         }
     }
 
-    /// The next worker whose first loads are there by now. Fills come last among simultaneous timers, and their order does
-    /// not matter.
-    pub fn pop_fill(&mut self, rank: usize) -> Option<u32> {
+    /// The next workers, as a word of their bits, whose first loads are there by now. Fills come last among simultaneous
+    /// timers, and their order does not matter.
+    pub fn pop_fill(&mut self, rank: usize) -> Option<(u32, u64)> {
         let fills = &mut self.ranks[rank].fills;
-        let &(_, worker) = fills.front().filter(|&&(time, _)| time <= self.now)?;
+        let &Fills { word, workers, .. } = fills.front().filter(|fills| fills.time <= self.now)?;
         fills.pop_front();
-        Some(worker)
+        Some((word, workers))
     }
 
     /// The next timer of a rank that is due; those of [`Timers::push_fill`] apart.

@@ -1,29 +1,24 @@
 //! A group: flows that progress alike.
 
-use super::{FULL_SPEED, NEVER};
+use super::{FULL_SPEED, Flows, NEVER};
 
-/// A flow of a group.
+/// Flows of a class that end together.
 #[derive(Clone, Copy)]
-pub(super) struct Member {
-    /// Value of the group's clock at which the flow ends, low word.
+struct Batch {
+    /// Value of the group's clock at which the flows end, low word.
     low: u64,
     /// The clock's high word.
     high: u64,
-    /// High half: its class. Low half: what the caller attached.
-    class_and_tag: u64,
+    flows: Flows,
 }
 
-impl Member {
-    pub const fn new(ends: u128, class: u32, tag: u32) -> Self {
-        Self { low: ends as u64, high: (ends >> 64) as u64, class_and_tag: (class as u64) << 32 | tag as u64 }
+impl Batch {
+    const fn new(ends: u128, class: u32, tag: u32, flow: u64) -> Self {
+        Self { low: ends as u64, high: (ends >> 64) as u64, flows: Flows { class, tag, set: flow } }
     }
 
-    pub const fn ends(&self) -> u128 {
+    const fn ends(&self) -> u128 {
         (self.high as u128) << 64 | self.low as u128
-    }
-
-    pub const fn class_and_tag(&self) -> u64 {
-        self.class_and_tag
     }
 }
 
@@ -33,8 +28,8 @@ pub(super) struct Group {
     /// Time at which `v` holds.
     pub since: u64,
     pub theta: u64,
-    /// Members by the value of the clock at which they end.
-    list: Vec<Member>,
+    /// By the value of the clock at which they end.
+    list: Vec<Batch>,
     /// Those before have ended.
     head: u32,
     /// Had no members at the last solution: whatever the clock shows does not matter.
@@ -60,39 +55,47 @@ impl Group {
         self.list.is_empty()
     }
 
-    /// Adds a flow. Its parts are put together in their place: a processor that stores them one by one elsewhere and copies
-    /// them together waits for the stores.
+    /// Adds a flow. The parts of a batch are put together in their place: a processor that stores them one by one elsewhere
+    /// and copies them together waits for the stores. False if others end later.
     #[inline]
-    pub fn insert(&mut self, ends: u128, class: u32, tag: u32) {
+    pub fn insert(&mut self, ends: u128, class: u32, tag: u32, flow: u64) -> bool {
         if self.list.last().is_some_and(|last| last.ends() > ends) {
-            self.insert_before_last(ends, class, tag);
-        } else {
-            self.list.push(Member::new(ends, class, tag));
+            self.insert_before_last(ends, class, tag, flow);
+            return false;
         }
+        self.list.push(Batch::new(ends, class, tag, flow));
+        true
+    }
+
+    /// Adds a flow to the last batch, if it is of this class and tag and that leaves its flows in the order in which they
+    /// came.
+    #[inline]
+    pub fn join(&mut self, class: u32, tag: u32, flow: u64) -> bool {
+        self.list.last_mut().is_some_and(|last| last.flows.take(class, tag, flow))
     }
 
     /// Rare: most flows of a group have the same work. Kept out of line so that the other case stays short.
     #[cold]
     #[inline(never)]
-    fn insert_before_last(&mut self, ends: u128, class: u32, tag: u32) {
+    fn insert_before_last(&mut self, ends: u128, class: u32, tag: u32, flow: u64) {
         let head = self.head as usize;
-        let at = head + self.list[head..].partition_point(|m| m.ends() <= ends);
-        self.list.insert(at, Member::new(ends, class, tag));
+        let at = head + self.list[head..].partition_point(|batch| batch.ends() <= ends);
+        self.list.insert(at, Batch::new(ends, class, tag, flow));
     }
 
-    /// Drops the members that have ended by `now` and appends them: class in the high half, tag in the low half.
-    pub fn finish(&mut self, now: u64, ended: &mut Vec<u64>) {
+    /// Drops the flows that have ended by `now` and appends them.
+    pub fn finish(&mut self, now: u64, ended: &mut Vec<Flows>) {
         let v = self.clock(now);
         let head = self.head as usize;
         let live = &self.list[head..];
-        let count = live.iter().position(|m| m.ends() > v).unwrap_or(live.len());
-        ended.extend(live[..count].iter().map(Member::class_and_tag));
+        let count = live.iter().position(|batch| batch.ends() > v).unwrap_or(live.len());
+        ended.extend(live[..count].iter().map(|batch| batch.flows));
         let head = head + count;
         if head == self.list.len() {
             self.list.clear();
             self.head = 0;
         } else if head >= 32 && 2 * head >= self.list.len() {
-            // Give back the room of those that ended; a member is moved at most once for each one that went.
+            // Give back the room of those that ended; a batch is moved at most once for each one that went.
             self.list.drain(..head);
             self.head = 0;
         } else {
@@ -100,7 +103,7 @@ impl Group {
         }
     }
 
-    /// When the first member ends at the present speed.
+    /// When the first flow ends at the present speed.
     pub fn next_end(&self, now: u64) -> u64 {
         let Some(first) = self.list.get(self.head as usize) else { return NEVER };
         let left = first.ends().saturating_sub(self.clock(now));

@@ -30,6 +30,28 @@ pub const FULL_SPEED: u64 = 1 << 32;
 /// "Never".
 pub const NEVER: u64 = u64::MAX;
 
+/// Flows of a class that ended together: those of the bits that are set, by the numbers that their starter gave them.
+#[derive(Clone, Copy, Debug)]
+pub struct Flows {
+    class: u32,
+    /// What the starter attached.
+    pub tag: u32,
+    /// A bit for each flow.
+    pub set: u64,
+}
+
+impl Flows {
+    /// Takes another flow if that leaves them in the order in which they came.
+    #[inline]
+    fn take(&mut self, class: u32, tag: u32, flow: u64) -> bool {
+        let takes = self.class == class && self.tag == tag && flow > self.set;
+        if takes {
+            self.set |= flow;
+        }
+        takes
+    }
+}
+
 /// What differs between the flows of a group, and how many there are.
 #[derive(Clone, Copy)]
 struct Class {
@@ -40,6 +62,8 @@ struct Class {
     /// Members that the demand of the resources counts: those at the last solution.
     counted: u32,
     touched: bool,
+    /// When a flow has come last, with which work and tag; [`NEVER`] if it may not be the last of its group.
+    recent: (u64, u64, u32),
 }
 
 /// What a solution needs to know of a group.
@@ -180,7 +204,7 @@ impl Sharing {
         }
         let group = self.group_of(owner, mixed, resources);
         let rates = known.unwrap_or(rates) as u32;
-        self.classes.push(Class { group, rates, members: 0, counted: 0, touched: false });
+        self.classes.push(Class { group, rates, members: 0, counted: 0, touched: false, recent: (NEVER, 0, 0) });
         self.crossing_of.clear();
         id
     }
@@ -213,7 +237,7 @@ impl Sharing {
             *resource = Resource::new(resource.capacity, resource.base);
         }
         for class in &mut self.classes {
-            (class.members, class.counted, class.touched) = (0, 0, false);
+            (class.members, class.counted, class.touched, class.recent.0) = (0, 0, false, NEVER);
         }
         self.groups.iter_mut().for_each(Group::reset);
         self.demands.fill(0);
@@ -315,11 +339,11 @@ impl Sharing {
         }
     }
 
-    /// Starts a flow of `work` picoseconds (at full speed) at time `now`; `tag` is handed out at its end. Rates follow at
-    /// the next [`Sharing::solve`].
+    /// Starts a flow of `work` picoseconds (at full speed) at time `now`; `tag` and its number below 64 are handed out at its
+    /// end. No two flows that run have the same. Rates follow at the next [`Sharing::solve`].
     #[expect(clippy::inline_always, reason = "twice per task from two places; a call costs as much as the work")]
     #[inline(always)]
-    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32) {
+    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32, number: u32) {
         let c = &mut self.classes[class as usize];
         c.members += 1;
         if !c.touched {
@@ -327,16 +351,24 @@ impl Sharing {
             self.touched.push(class);
         }
         let group = &mut self.groups[c.group as usize];
+        let recent = (now, work, tag);
+        // Waves of equal flows are most of all.
+        if c.recent == recent && group.join(class, tag, 1 << number) {
+            return;
+        }
+        c.recent = recent;
         if group.idle {
             (group.v, group.since, group.theta, group.idle) = (0, now, FULL_SPEED, false);
         }
         let ends = group.clock(now) + (u128::from(work) << 32);
-        group.insert(ends, class, tag);
+        if !group.insert(ends, class, tag, 1 << number) {
+            c.recent.0 = NEVER;
+        }
     }
 
-    /// Removes the flows of an owner's classes that have ended by `now`, and appends their tags (in the low halves): class by
-    /// class, those that are `mixed` in the place of the first they are mixed with, in the order of their ends.
-    pub fn finish(&mut self, owner: u32, now: u64, ended: &mut Vec<u64>) {
+    /// Removes the flows of an owner's classes that have ended by `now`, and appends them: class by class, those that are
+    /// `mixed` in the place of the first they are mixed with, in the order of their ends.
+    pub fn finish(&mut self, owner: u32, now: u64, ended: &mut Vec<Flows>) {
         let first = ended.len();
         let groups = self.groups_of(owner);
         for (group, &due) in self.groups[groups.clone()].iter_mut().zip(&self.due[groups]) {
@@ -344,13 +376,12 @@ impl Sharing {
                 group.finish(now, ended);
             }
         }
-        for class_and_tag in &ended[first..] {
-            let id = (class_and_tag >> 32) as u32;
-            let class = &mut self.classes[id as usize];
-            class.members -= 1;
+        for flows in &ended[first..] {
+            let class = &mut self.classes[flows.class as usize];
+            class.members -= flows.set.count_ones();
             if !class.touched {
                 class.touched = true;
-                self.touched.push(id);
+                self.touched.push(flows.class);
             }
         }
     }

@@ -160,11 +160,14 @@ fn fast(network: &Network, sharing: &mut Sharing) -> Vec<u64> {
             return ends;
         }
         sharing.finish(0, now, &mut ended);
-        for class_and_tag in ended.drain(..) {
-            ends[class_and_tag as u32 as usize] = now;
+        for flows in ended.drain(..) {
+            let tag = flows.tag as usize;
+            for number in (0..64).filter(|number| flows.set >> number & 1 == 1) {
+                assert_eq!(std::mem::replace(&mut ends[64 * tag + number], now), NEVER, "a flow ends once");
+            }
         }
         while let Some(flow) = network.flows.get(started).filter(|flow| flow.start == now) {
-            sharing.start(flow.class as u32, now, flow.work, started as u32);
+            sharing.start(flow.class as u32, now, flow.work, started as u32 / 64, started as u32 % 64);
             started += 1;
         }
         sharing.solve(now, |_| {});
@@ -198,7 +201,7 @@ fn max_min_by_hand() {
     let b = sharing.add_class(0, false, [(0, 10_000)]);
     let c = sharing.add_class(0, false, [(1, 40_000)]);
     for class in [a, b, c] {
-        sharing.start(class, 0, 1_000_000, class);
+        sharing.start(class, 0, 1_000_000, class, 0);
     }
     sharing.solve(0, |_| {});
     // Link 1 is full at 1/2 for a and b; c gets what is left of link 2: 25,000 of 40,000.
