@@ -6,9 +6,9 @@
 //! ```
 //!
 //! One parameter after the other moves to the least sum of squared logarithms of (predicted / published) over its rows,
-//! by golden-section search between its bounds, in rounds until nothing moves. The search begins at the table's `start`,
-//! never at what the machine files hold, so that the result depends on the rows alone. Results are rounded to three
-//! digits; machine files that hold others are a finding.
+//! by golden-section search beside the least of a few places between its bounds, in rounds until nothing moves. The search
+//! begins at the table's `start`, never at what the machine files hold, so that the result depends on the rows alone.
+//! Results are rounded to three digits; machine files that hold others are a finding.
 //!
 //! `--without` leaves the rows of a fabric or a kernel out and tests on them, see [`left_out`]. A parameter that loses all
 //! its rows is fitted on the other published rows of the kernels that carry it; without those it is taken from a machine
