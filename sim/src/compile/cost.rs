@@ -22,7 +22,7 @@ pub(super) struct Compiler<'a> {
     pub keys: Vec<(usize, CostKey, u64)>,
     pub cost_of: FastMap<(usize, CostKey), u16>,
     pub costs: Vec<CostRecord>,
-    pub put_flow_of: FastMap<(u16, u16, u16, u64), Flow>,
+    pub put_flow_of: FastMap<(u16, u16, u16, u64, u64), Flow>,
 }
 
 impl Compiler<'_> {
@@ -307,14 +307,15 @@ impl Compiler<'_> {
         }
     }
 
-    pub(super) fn put_flow(&mut self, offset: Offset, rail: u16, bytes: u64) -> Flow {
-        let key = (offset.dn, offset.dg, rail, bytes);
+    /// `messages`: of the put, beside its data also a flag that is written by itself.
+    pub(super) fn put_flow(&mut self, offset: Offset, rail: u16, bytes: u64, messages: u64) -> Flow {
+        let key = (offset.dn, offset.dg, rail, bytes, messages);
         if let Some(&flow) = self.put_flow_of.get(&key) {
             return flow;
         }
         let nic = &self.machine.nic;
         let rail_rate = rate(nic.rail_gbs.value);
-        let work = (transfer(bytes, rail_rate) + ps_from_ns(nic.message_ns.value)).max(1);
+        let work = (transfer(bytes, rail_rate) + messages * ps_from_ns(nic.message_ns.value)).max(1);
         let (rail, target) = (rail as u8, self.fold(offset));
         // A message holds its rail for its whole time, message cost included, so that a rail is also a message rate.
         let mut demands: Vec<Demand> =

@@ -91,7 +91,9 @@ pub(super) fn compile_rank(
                     }
                     let bytes = if dst.region.bytes() == 0 { 0 } else { src.bytes() };
                     let rail = (u32::from(*queue) % compiler.rails) as u16;
-                    let flow = compiler.put_flow(offset, rail, bytes);
+                    // Behind the data in its queue a flag is posted with it, and too short to be seen.
+                    let messages = if matches!(publish, Publish::SeparateWrite { .. }) && bytes > 0 { 2 } else { 1 };
+                    let flow = compiler.put_flow(offset, rail, bytes, messages);
                     let folded = compiler.fold(offset);
                     put = program.puts.len() as u32;
                     program.put_bytes += if timed { bytes } else { 0 };

@@ -3,7 +3,7 @@
 //! A launch takes 3 us. A CTA copies at 50 GB/s after a latency of 1 us (NVLink: 2 us).
 
 use crate::support::*;
-use tilewire_kernels::schedule::{At, Claim, CollectiveKind, CtaCount, Drain, Gate, Op, Role, Signal, Wait};
+use tilewire_kernels::schedule::{At, Claim, CollectiveKind, CtaCount, Drain, Gate, Op, Publish, Role, Signal, Wait};
 use tilewire_kernels::{Cluster, Fabric, RoleKind, Task};
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::engine;
@@ -218,6 +218,20 @@ fn one_put() {
     // The receiver's thread takes 0.4 us for the immediate, its word 1.5 + 0.5 us: 26.4 + 2.4.
     let efa = run(Fabric::EfaSrd);
     assert_eq!(efa.rank_ends, [33_800 * NS, 28_800 * NS]);
+}
+
+#[test]
+fn a_flag_that_is_written_by_itself_is_a_message_of_its_own() {
+    let run = |publish: Publish| {
+        let toy = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)])
+            .fabric(Fabric::EfaSrd)
+            .symmetric()
+            .tasks(move |_, _, _| vec![put(250_000, 1, 0, publish, 0, None)]);
+        simulate(&toy, &round_machine(Fabric::EfaSrd), split(0, 0, 1, 0)).end
+    };
+    // The data lands at 26.4 us; the flag behind it takes the rail for 0.1 us more.
+    assert_eq!(run(Publish::Immediate), 26_400 * NS);
+    assert_eq!(run(Publish::SeparateWrite { queue: 0 }), 26_500 * NS);
 }
 
 #[test]
