@@ -297,6 +297,7 @@ fn read_host(source: &Source, base: &Machine) -> Result<Vec<Fitted>, ExperimentE
         "gemm.pipelined.smem_read_ns",
         "gemm.pipelined.visible_ns",
         "sm.local_latency_ns",
+        "sm.reduce_latency_ns",
         "proxy.push_ns",
     ] {
         fits.push(fitted(name, [0.0; 3], "assumed", nothing));

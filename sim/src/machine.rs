@@ -181,8 +181,10 @@ section! {
         nvlink_latency_ns,
         /// Remote or local atomic add of one CTA.
         add_cta_gbs,
-        /// Sum of one CTA, bytes read and written together.
+        /// Sum of one CTA, bytes read and written together, beside its waits for what it loads.
         reduce_cta_gbs,
+        /// Wait of a sum's threads for what they load from the own memory, once per `in_flight_bytes` that they read.
+        reduce_latency_ns,
         /// Merge of partial attention results of one CTA, bytes read and written together.
         merge_cta_gbs,
         /// Row gather of one CTA with loads and stores overlapped.

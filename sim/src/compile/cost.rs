@@ -234,16 +234,20 @@ impl Compiler<'_> {
             }
             CostKey::Reduce { inputs, outputs, in_flight, lanes } => {
                 let mut loads = Loads::new();
-                let (mut moved, mut latency) = (0, 0.0_f64);
+                let (mut read, mut moved, mut wait_ns) = (0, 0, 0.0_f64);
                 let mut work = 0.0;
+                // Threads load a vector of every input, wait for all of them, add and store, and begin again. Nobody waits
+                // for the stores.
+                let rounds = |bytes: u64| (bytes as f64 / f64::from(*in_flight)).max(1.0);
                 for input in inputs {
                     self.load_read(&mut loads, input.at, input.bytes);
-                    latency = latency.max(self.latency_ns(input.at));
                     if input.at == At::AllLocal {
-                        let cap = sm.nvls_load_cta_gbs.value;
-                        work += input.bytes as f64 / cap.min(f64::from(*in_flight) / latency);
+                        work += rounds(input.bytes) * self.latency_ns(input.at);
+                        work += input.bytes as f64 / sm.nvls_load_cta_gbs.value;
                     } else {
+                        read += input.bytes;
                         moved += input.bytes;
+                        wait_ns = wait_ns.max(self.sum_wait_ns(input.at));
                     }
                 }
                 for output in outputs {
@@ -255,7 +259,12 @@ impl Compiler<'_> {
                     }
                 }
                 let cta = sm.reduce_cta_gbs.value / f64::from(*lanes);
-                work += latency + moved as f64 / cta.min(f64::from(*in_flight) / latency.max(1e-3) * 1.5);
+                work += if machine.interpreter.is_some() {
+                    // As the interpreter's values were fitted: two inputs and an output in flight together.
+                    wait_ns + moved as f64 / cta.min(f64::from(*in_flight) / wait_ns.max(1e-3) * 1.5)
+                } else {
+                    rounds(read) * wait_ns + moved as f64 / cta
+                };
                 let forms = self.one_flow(&loads, ps_from_ns(work) + self.task_ps());
                 simple(Work::Move, forms)
             }

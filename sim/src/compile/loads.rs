@@ -151,4 +151,13 @@ impl Compiler<'_> {
             self.machine.sm.local_latency_ns.value
         }
     }
+
+    /// How long the threads of a sum wait for what they have loaded.
+    pub(super) fn sum_wait_ns(&self, at: At) -> f64 {
+        let sm = &self.machine.sm;
+        match self.machine.interpreter {
+            Some(_) => self.latency_ns(at),
+            None => sm.reduce_latency_ns.value + self.latency_ns(at) - sm.local_latency_ns.value,
+        }
+    }
 }

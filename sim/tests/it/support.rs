@@ -49,6 +49,7 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
             ("nvlink_latency_ns", 2000.0),
             ("add_cta_gbs", 40.0),
             ("reduce_cta_gbs", 100.0),
+            ("reduce_latency_ns", 500.0),
             ("merge_cta_gbs", 100.0),
             ("gather_cta_gbs", 50.0),
             ("nvls_load_latency_ns", 2000.0),
@@ -271,6 +272,13 @@ pub fn copy_region(from: At, to: At, region: Region) -> Task {
         in_flight_bytes: u32::MAX,
         load_store_overlap: true,
     })
+}
+
+/// Sums `size` bytes of each input into each output, `in_flight_bytes` of all inputs at a time.
+pub fn reduce(inputs: &[At], outputs: &[At], size: u64, in_flight_bytes: u32) -> Task {
+    let place = |&at: &At| Place { at, region: bytes(size) };
+    let (inputs, outputs) = (inputs.iter().map(place).collect(), outputs.iter().map(place).collect());
+    Task::new(Op::Reduce { inputs, outputs, in_flight_bytes })
 }
 
 pub fn sync() -> Task {
