@@ -32,26 +32,6 @@ fn bytes_in_flight_bound_a_copy() {
 }
 
 #[test]
-fn a_sum_waits_once_per_round_of_what_it_has_in_flight() {
-    let run = |inputs: &[At], outputs: &[At], in_flight| {
-        let sum = reduce(inputs, outputs, 50_000, in_flight);
-        let toy = Toy::node(2, vec![compute()]).tasks(move |_, _, _| vec![sum.clone()]);
-        simulate(&toy, &ib(), split(1, 0, 0, 0)).end
-    };
-    let me = At::ME;
-    // 3 us, ten rounds of 10,000 B that take 0.5 us, and three times 50,000 B / 100 GB/s: 3 + 5 + 1.5.
-    assert_eq!(run(&[me, me], &[me], 10_000), 9_500 * NS);
-    // Twice the inputs, twice the rounds; the output is still one: 3 + 10 + 2.5.
-    assert_eq!(run(&[me; 4], &[me], 10_000), 15_500 * NS);
-    // More outputs are no more to wait for: 3 + 5 + 2.5.
-    assert_eq!(run(&[me, me], &[me; 3], 10_000), 10_500 * NS);
-    // At least one round; a neighbour is 1 us further away: 3 + 1.5 + 1.5.
-    assert_eq!(run(&[me, At::local(1)], &[me], 1_000_000), 6 * US);
-    // In the switch: five rounds of 2 us and 50,000 B / 20 GB/s, then a store / 100 GB/s: 3 + 10 + 2.5 + 0.5.
-    assert_eq!(run(&[At::AllLocal], &[me], 10_000), 16 * US);
-}
-
-#[test]
 fn one_tile() {
     let run = |drain| {
         let toy = Toy::node(1, vec![compute()]).tasks(move |_, _, _| vec![tile(10, At::ME, drain)]);

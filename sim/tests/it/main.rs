@@ -13,6 +13,7 @@ mod noise;
 mod overlap;
 mod sharing_oracle;
 mod stuck;
+mod sums;
 mod support;
 mod topology;
 mod tuning;
