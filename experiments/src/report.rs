@@ -1,7 +1,7 @@
 //! `report`: an output directory as one self-contained HTML page.
 //!
 //! ```text
-//!  DIR, DIR/*       every folder with a run.toml becomes a section, in the order of names
+//!  DIR, all below   every folder with a run.toml becomes a section, in the order of paths
 //!   ├ run.toml      command, seed, machines, assumed parameters
 //!   ├ *.svg         in the page as they are
 //!   └ *.csv         as tables, long ones cut
@@ -12,12 +12,16 @@
 use crate::cli::ReportArgs;
 use crate::data::read_text;
 use crate::error::ExperimentError;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Rows of a table in the page at most.
 const SHOWN: usize = 100;
+
+/// Folders that are looked through at most: a directory with more is none that was written for a page.
+const MAX_FOLDERS: usize = 10_000;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}\
 h1,h2,h3{line-height:1.2}h2{border-top:2px solid #ccc;padding-top:1rem;margin-top:3rem}\
@@ -64,28 +68,41 @@ pub fn run(args: &ReportArgs) -> Result<String, ExperimentError> {
     Ok(format!("{} sections: {}\nwrote {}\n", names.len(), names.join(", "), path.display()))
 }
 
-/// The folders of tilewire's output in a directory, itself included.
+/// The folders of tilewire's output in a directory, itself included, each before those below it.
 fn sections(root: &Path) -> Result<Vec<Section>, ExperimentError> {
-    let mut folders = vec![root.to_owned()];
-    folders.extend(entries(root)?.into_iter().filter(|path| path.is_dir()));
-    let mut sections = Vec::new();
-    for folder in folders {
-        let file = folder.join("run.toml");
-        if !file.exists() {
+    let (mut sections, mut seen) = (Vec::new(), BTreeSet::new());
+    let mut left = vec![root.to_owned()];
+    while let Some(folder) = left.pop() {
+        // Links may lead to a folder a second time, or round in a circle.
+        if !seen.insert(folder.canonicalize().map_err(|error| read(&folder, error.to_string()))?) {
             continue;
         }
-        let manifest =
-            text(&file)?.parse::<toml::Table>().map_err(|error| read(&file, error.message().replace('\n', " ")))?;
-        let name = folder.file_name().map_or_else(|| ".".into(), |name| name.to_string_lossy().into_owned());
-        sections.push(Section { name, folder, manifest });
+        if seen.len() > MAX_FOLDERS {
+            return Err(read(
+                root,
+                format!("more than {MAX_FOLDERS} folders, allowed: a directory that tilewire wrote"),
+            ));
+        }
+        left.extend(entries(&folder)?.into_iter().rev().filter(|path| path.is_dir()));
+        let file = folder.join("run.toml");
+        if file.exists() {
+            let manifest = text(&file)?
+                .parse()
+                .map_err(|error: toml::de::Error| read(&file, error.message().replace('\n', " ")))?;
+            let below = folder.strip_prefix(root).unwrap_or(&folder).display().to_string();
+            let name = if below.is_empty() { root_name(root) } else { below };
+            sections.push(Section { name, folder, manifest });
+        }
     }
     if sections.is_empty() {
-        return Err(read(
-            root,
-            "no run.toml here or one folder below, allowed: a directory that tilewire wrote".into(),
-        ));
+        return Err(read(root, "no run.toml here or below, allowed: a directory that tilewire wrote".into()));
     }
     Ok(sections)
+}
+
+/// What the section of the directory itself is called.
+fn root_name(root: &Path) -> String {
+    root.file_name().map_or_else(|| ".".into(), |name| name.to_string_lossy().into_owned())
 }
 
 /// The entries of a directory in the order of their names.
