@@ -7,18 +7,17 @@
 mod axes;
 mod claims;
 
-pub use claims::{Expect, Hypothesis, Of, Study};
+pub use claims::{Expect, Hypothesis, Of, Study, has};
 
 use crate::checked::Checks;
 use crate::document::{Document, Node};
 use crate::error::ExperimentError;
 use crate::plan::{Case, Draft, Fusion, Source, SplitChoice};
-use crate::row::Outcome;
 use axes::{Axes, Splits, grid_splits, placed};
-use claims::{claims_something, expectations, filter, number_column, share};
+use claims::share;
 use std::collections::BTreeSet;
 use std::path::Path;
-use tilewire_kernels::{OptionSet, RoleSplit};
+use tilewire_kernels::OptionSet;
 use tilewire_sim::Execution;
 use tilewire_sim::predict::Clock;
 
@@ -55,9 +54,6 @@ const MAX_REPLICATES: u64 = 10_000;
 
 /// Seeds at most, so that every replicate has one of its own.
 const MAX_SEED: u64 = u64::MAX - MAX_REPLICATES;
-
-/// Values that a refusal names at most.
-const MAX_NAMED: usize = 16;
 
 /// A question and its points.
 pub struct Experiment {
@@ -137,13 +133,13 @@ impl Experiment {
                 (node.clone(), Splits::read(&node)?)
             }
         };
-        let expect = root.get("expect").map_or_else(|| Ok(Vec::new()), |node| expectations(&node))?;
+        let expect_node = root.get("expect");
         let replicates = root.get("replicates");
         let confidence = root.get("confidence");
         if let (None, Some(node)) = (&hypothesis_node, replicates.as_ref().or(confidence.as_ref())) {
             return Err(node.refuse("belongs to [[hypothesis]], and there is none"));
         }
-        if let (Some(node), false) = (&hypothesis_node, expect.is_empty()) {
+        if let (Some(node), true) = (&hypothesis_node, expect_node.is_some()) {
             return Err(node.refuse("stands beside [[expect]]; `scale` decides the one, `sweep` checks the other"));
         }
 
@@ -155,7 +151,7 @@ impl Experiment {
             groups: Vec::new(),
             varied: axes.varied(),
             too_large: 0,
-            expect,
+            expect: Vec::new(),
             shape_place: axes.shape_node.place(),
             split_place: split_node.place(),
             study: None,
@@ -179,6 +175,10 @@ impl Experiment {
         if experiment.points() == 0 {
             return Err(split_node.refuse("no split of the grid fits the SMs of the machine; lower the counts"));
         }
+        if let Some(node) = expect_node {
+            experiment.expect =
+                node.list()?.iter().map(|node| experiment.expectation(node)).collect::<Result<_, _>>()?;
+        }
         if let Some(node) = hypothesis_node {
             let draws = experiment.cases().any(|(case, _)| case.draws());
             if let (false, Some(node)) = (draws, replicates.as_ref().or(confidence.as_ref())) {
@@ -192,27 +192,6 @@ impl Experiment {
             });
         }
         Ok(experiment)
-    }
-
-    fn hypothesis(&self, node: &Node<'_>) -> Result<Hypothesis, ExperimentError> {
-        let table = node
-            .table()
-            .ok_or_else(|| node.refuse("allowed: a table with claim, column, of, than, at_least, at_most"))?;
-        let column = number_column(&table.require("column")?)?;
-        let hypothesis = Hypothesis {
-            claim: table.require("claim")?.text()?.to_owned(),
-            column,
-            of: self.point(&table.require("of")?)?,
-            than: table.get("than").map(|node| self.point(&node)).transpose()?,
-            at_least: table.get("at_least").map(|node| node.number()).transpose()?,
-            at_most: table.get("at_most").map(|node| node.number()).transpose()?,
-        };
-        claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
-        table.finish()?;
-        if hypothesis.than == Some(hypothesis.of) {
-            return Err(node.refuse("`of` and `than` are the same point, whose ratio is 1 whatever is predicted"));
-        }
-        Ok(hypothesis)
     }
 
     /// The same points, with what is asked of the checker.
@@ -231,47 +210,6 @@ impl Experiment {
     /// Cases with their splits, in order.
     pub fn cases(&self) -> impl Iterator<Item = (&Case, SplitChoice)> {
         self.groups.iter().flat_map(|group| group.splits.iter().map(|&split| (&group.case, split)))
-    }
-
-    /// The one point that a filter leaves.
-    fn point(&self, node: &Node<'_>) -> Result<usize, ExperimentError> {
-        let filter = filter(node)?;
-        let columns = crate::row::columns();
-        let place = |name: &str| columns.iter().position(|column| column == name);
-        let known = place("status").expect("a column of every row");
-        if let Some((name, _)) = filter.iter().find(|(name, _)| place(name).is_none_or(|place| place >= known)) {
-            return Err(
-                node.refuse(format!("{name} is known only after a run; allowed: {}", columns[..known].join(", ")))
-            );
-        }
-        let rows: Vec<Vec<String>> = self
-            .cases()
-            .map(|(case, split)| {
-                let split = if let SplitChoice::Fixed(split) = split { split } else { RoleSplit::default() };
-                crate::row::fields(case, &Outcome::Failed(split, String::new()))
-            })
-            .collect();
-        let field = |row: usize, name: &str| rows[row][place(name).expect("checked above")].as_str();
-        let mut matches: Vec<usize> = (0..rows.len()).collect();
-        for (name, value) in &filter {
-            let values: BTreeSet<&str> = matches.iter().map(|&row| field(row, name)).collect();
-            if !values.contains(value.as_str()) {
-                let values: Vec<&str> = values.into_iter().take(MAX_NAMED).collect();
-                return Err(node.refuse(format!("no point has {name} = {value}, allowed here: {}", values.join(", "))));
-            }
-            matches.retain(|&row| field(row, name) == value);
-        }
-        if let [index] = matches[..] {
-            return Ok(index);
-        }
-        let differ = |&column: &usize| matches.iter().any(|&row| rows[row][column] != rows[matches[0]][column]);
-        let differing: Vec<&str> = (0..known).filter(differ).map(|column| columns[column].as_str()).collect();
-        Err(node.refuse(format!(
-            "matches {} of {} points, allowed: one; these columns tell them apart: {}",
-            matches.len(),
-            rows.len(),
-            differing.join(", ")
-        )))
     }
 
     /// Number of points.

@@ -3,7 +3,7 @@
 use crate::cli::SweepArgs;
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
-use crate::experiment::{Expect, Experiment, Group, Of};
+use crate::experiment::{Expect, Experiment, Group, Of, has};
 use crate::in_order::in_order;
 use crate::plan::{Fusion, OF_PHASES, Source, SplitChoice};
 use crate::plot;
@@ -211,7 +211,7 @@ fn broken(expect: &Expect, experiment: &Experiment, rows: &[Row]) -> Option<Stri
             }
             Outcome::Failed(..) => None,
         })
-        .filter(|(_, fields)| expect.filter.iter().all(|(name, value)| fields[place(name)] == *value))
+        .filter(|(_, fields)| expect.filter.iter().all(|(name, value)| has(name, &fields[place(name)], value)))
         .collect();
     let judged: Vec<&(f64, Vec<String>)> = match expect.of {
         Of::Best => fields.iter().min_by(|a, b| a.0.total_cmp(&b.0)).into_iter().collect(),

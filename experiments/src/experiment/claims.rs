@@ -1,7 +1,16 @@
 //! Claims of an experiment file: what its rows must satisfy, and hypotheses about its points.
 
+use super::{Experiment, Group};
 use crate::document::{Node, Table};
 use crate::error::ExperimentError;
+use crate::plan::SplitChoice;
+use crate::row::{self, Outcome};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use tilewire_kernels::{RoleKind, RoleSplit};
+
+/// Values that a refusal names at most.
+const MAX_NAMED: usize = 16;
 
 /// Hypotheses and the replicates that decide them.
 #[derive(Clone, Debug)]
@@ -59,33 +68,165 @@ pub enum Of {
     Every,
 }
 
-pub(super) fn expectations(node: &Node<'_>) -> Result<Vec<Expect>, ExperimentError> {
-    let mut all = Vec::new();
-    for node in node.list()? {
+impl Experiment {
+    /// A claim about the rows.
+    pub(super) fn expectation(&self, node: &Node<'_>) -> Result<Expect, ExperimentError> {
         let table =
             node.table().ok_or_else(|| node.refuse("allowed: a table with claim, of, column, at_least, at_most"))?;
         let column = number_column(&table.require("column")?)?;
-        let filter = table.get("where").map_or_else(|| Ok(Vec::new()), |node| filter(&node))?;
+        let place = table.get("where");
         let expect = Expect {
             claim: table.require("claim")?.text()?.to_owned(),
             of: table.require("of")?.word(&[("best", Of::Best), ("worst", Of::Worst), ("every", Of::Every)])?,
             column,
-            filter,
+            filter: place.as_ref().map_or_else(|| Ok(Vec::new()), filter)?,
             at_least: table.get("at_least").map(|node| node.number()).transpose()?,
             at_most: table.get("at_most").map(|node| node.number()).transpose()?,
         };
         claims_something(&table, expect.at_least, expect.at_most)?;
         table.finish()?;
-        all.push(expect);
+        if let Some(node) = place {
+            let points = Points::new(self);
+            // What only a run tells is looked up when it is over.
+            let known = expect.filter.iter().filter(|(name, _)| points.knows(name));
+            points.that_have(&node, known)?;
+        }
+        Ok(expect)
     }
-    Ok(all)
+
+    /// A claim about one point or two.
+    pub(super) fn hypothesis(&self, node: &Node<'_>) -> Result<Hypothesis, ExperimentError> {
+        let table = node
+            .table()
+            .ok_or_else(|| node.refuse("allowed: a table with claim, column, of, than, at_least, at_most"))?;
+        let column = number_column(&table.require("column")?)?;
+        let points = Points::new(self);
+        let hypothesis = Hypothesis {
+            claim: table.require("claim")?.text()?.to_owned(),
+            column,
+            of: points.the_one(&table.require("of")?)?,
+            than: table.get("than").map(|node| points.the_one(&node)).transpose()?,
+            at_least: table.get("at_least").map(|node| node.number()).transpose()?,
+            at_most: table.get("at_most").map(|node| node.number()).transpose()?,
+        };
+        claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
+        table.finish()?;
+        if hypothesis.than == Some(hypothesis.of) {
+            return Err(node.refuse("`of` and `than` are the same point, whose ratio is 1 whatever is predicted"));
+        }
+        Ok(hypothesis)
+    }
 }
 
-pub(super) fn claims_something(
-    table: &Table<'_>,
-    at_least: Option<f64>,
-    at_most: Option<f64>,
-) -> Result<(), ExperimentError> {
+/// The points of an experiment, as far as their rows are known before a run.
+struct Points {
+    /// Columns of rows.csv.
+    columns: Vec<String>,
+    /// Those that are known, in order.
+    known: Vec<usize>,
+    /// A row for every group; splits are not in it.
+    groups: Vec<Vec<String>>,
+    /// Group and split of every point.
+    all: Vec<(usize, SplitChoice)>,
+}
+
+impl Points {
+    fn new(experiment: &Experiment) -> Self {
+        let columns = row::columns();
+        let end = columns.iter().position(|column| column == "status").expect("a column of every row");
+        let groups = &experiment.groups;
+        let all: Vec<_> = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(g, group)| group.splits.iter().map(move |&split| (g, split)))
+            .collect();
+        let tuned = all.iter().any(|(_, split)| *split == SplitChoice::Auto);
+        let found = |name: &str| {
+            name == "clock" && groups.iter().any(|group| group.case.clock.is_none()) || tuned && role(name).is_some()
+        };
+        let known = (0..end).filter(|&column| !found(&columns[column])).collect();
+        let row = |group: &Group| row::fields(&group.case, &Outcome::Failed(RoleSplit::default(), String::new()));
+        Self { known, groups: groups.iter().map(row).collect(), all, columns }
+    }
+
+    fn knows(&self, name: &str) -> bool {
+        self.known.iter().any(|&column| self.columns[column] == name)
+    }
+
+    fn field(&self, point: usize, column: usize) -> Cow<'_, str> {
+        let (group, split) = self.all[point];
+        match (split, role(&self.columns[column])) {
+            (SplitChoice::Fixed(split), Some(kind)) => Cow::Owned(split.get(kind).to_string()),
+            _ => Cow::Borrowed(&self.groups[group][column]),
+        }
+    }
+
+    /// The points that have all these values, in order; one at least.
+    fn that_have<'a>(
+        &self,
+        node: &Node<'_>,
+        filter: impl IntoIterator<Item = &'a (String, String)>,
+    ) -> Result<Vec<usize>, ExperimentError> {
+        let mut left: Vec<usize> = (0..self.all.len()).collect();
+        for (name, value) in filter {
+            let column = self.columns.iter().position(|column| column == name).expect("checked on reading");
+            let fits = |&point: &usize| has(name, &self.field(point, column), value);
+            if !left.iter().any(fits) {
+                let there: BTreeSet<Cow<'_, str>> = left.iter().map(|&point| self.field(point, column)).collect();
+                let there = there.iter().take(MAX_NAMED).map(|value| shown(value));
+                let there = there.collect::<Vec<_>>().join(", ");
+                return Err(node.refuse(format!("no point has {name} = {}, allowed here: {there}", shown(value))));
+            }
+            left.retain(fits);
+        }
+        Ok(left)
+    }
+
+    /// The one point that a filter leaves.
+    fn the_one(&self, node: &Node<'_>) -> Result<usize, ExperimentError> {
+        let names = |columns: &[usize]| {
+            columns.iter().map(|&column| self.columns[column].as_str()).collect::<Vec<_>>().join(", ")
+        };
+        let filter = filter(node)?;
+        if let Some((name, _)) = filter.iter().find(|(name, _)| !self.knows(name)) {
+            let problem = format!("{name} is known only after a run; allowed: {}", names(&self.known));
+            return Err(node.refuse(problem));
+        }
+        let left = self.that_have(node, &filter)?;
+        if let [index] = left[..] {
+            return Ok(index);
+        }
+        let differ =
+            |&column: &usize| left.iter().any(|&point| self.field(point, column) != self.field(left[0], column));
+        let differing: Vec<usize> = self.known.iter().copied().filter(differ).collect();
+        Err(node.refuse(format!(
+            "matches {} of {} points, allowed: one; these columns tell them apart: {}",
+            left.len(),
+            self.all.len(),
+            names(&differing)
+        )))
+    }
+}
+
+/// A value in a message.
+fn shown(value: &str) -> &str {
+    if value.is_empty() { "\"\"" } else { value }
+}
+
+/// The role whose CTAs a column holds.
+fn role(column: &str) -> Option<RoleKind> {
+    RoleKind::ALL.into_iter().find(|kind| kind.name() == column)
+}
+
+/// Columns that hold `name=value;...`, of which a filter names some, in any order.
+const OF_OPTIONS: [&str; 2] = ["options", "set"];
+
+/// Whether the field of a row has what a filter asks of it.
+pub fn has(column: &str, field: &str, value: &str) -> bool {
+    field == value || OF_OPTIONS.contains(&column) && field.split(';').any(|option| option == value)
+}
+
+fn claims_something(table: &Table<'_>, at_least: Option<f64>, at_most: Option<f64>) -> Result<(), ExperimentError> {
     match (at_least, at_most) {
         (None, None) => Err(table.refuse("claims nothing, allowed: at_least, at_most or both")),
         (Some(low), Some(high)) if low > high => {
@@ -95,14 +236,26 @@ pub(super) fn claims_something(
     }
 }
 
-/// Columns and the values that a row must have.
-pub(super) fn filter(node: &Node<'_>) -> Result<Vec<(String, String)>, ExperimentError> {
+/// Columns and the values that a row must have, an entry for each option.
+fn filter(node: &Node<'_>) -> Result<Vec<(String, String)>, ExperimentError> {
     let table = node.table().ok_or_else(|| node.refuse("allowed: a table of columns and values"))?;
-    let pair = |(name, value): (String, Node<'_>)| {
-        known_column(&value, &name)?;
-        value.scalar().map(|value| (name, value))
+    let mut filter = Vec::new();
+    for (column, node) in table.entries() {
+        known_column(&node, &column)?;
+        let values = if OF_OPTIONS.contains(&column.as_str()) { options(&node)? } else { vec![node.scalar()?] };
+        filter.extend(values.into_iter().map(|value| (column.clone(), value)));
+    }
+    Ok(filter)
+}
+
+/// `name=value` of every option in a table or in text; of none, the empty text.
+fn options(node: &Node<'_>) -> Result<Vec<String>, ExperimentError> {
+    let Some(table) = node.table() else {
+        return Ok(node.scalar()?.split(';').map(|option| option.trim().to_owned()).collect());
     };
-    table.entries().into_iter().map(pair).collect()
+    let option = |(name, node): (String, Node<'_>)| node.scalar().map(|value| format!("{name}={value}"));
+    let options: Vec<String> = table.entries().into_iter().map(option).collect::<Result<_, _>>()?;
+    Ok(if options.is_empty() { vec![String::new()] } else { options })
 }
 
 /// A level of confidence.
@@ -112,8 +265,8 @@ pub(super) fn share(node: &Node<'_>) -> Result<f64, ExperimentError> {
     if (0.5..=0.9999).contains(&level) { Ok(level) } else { Err(allowed()) }
 }
 
-pub(super) fn known_column(node: &Node<'_>, name: &str) -> Result<(), ExperimentError> {
-    let known = crate::row::columns();
+fn known_column(node: &Node<'_>, name: &str) -> Result<(), ExperimentError> {
+    let known = row::columns();
     if known.iter().any(|column| column == name) {
         return Ok(());
     }
@@ -121,10 +274,10 @@ pub(super) fn known_column(node: &Node<'_>, name: &str) -> Result<(), Experiment
 }
 
 /// The name of a column of numbers.
-pub(super) fn number_column(node: &Node<'_>) -> Result<String, ExperimentError> {
+fn number_column(node: &Node<'_>) -> Result<String, ExperimentError> {
     let name = node.text()?;
     known_column(node, name)?;
-    if crate::row::is_number(name) {
+    if row::is_number(name) {
         return Ok(name.to_owned());
     }
     Err(node.refuse(format!("\"{name}\" holds words, allowed: a column of numbers")))
