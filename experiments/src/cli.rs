@@ -142,9 +142,9 @@ pub struct TuneArgs {
     /// Schedule.
     #[command(flatten)]
     pub case: CaseArgs,
-    /// Benchmark protocol.
-    #[arg(long, value_enum, default_value_t = ProtocolArg::Fair)]
-    pub protocol: ProtocolArg,
+    /// Benchmark protocol [default: fair, published with --options published].
+    #[arg(long, value_enum)]
+    pub protocol: Option<ProtocolArg>,
     /// Execution.
     #[command(flatten)]
     pub run: RunArgs,

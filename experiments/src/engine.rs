@@ -17,8 +17,8 @@ use tilewire_sim::{Clock, Execution, Machine, Prediction, SimError, Simulation};
 /// Memory that a simulation may need, GiB.
 const MAX_GIB: u64 = 32;
 
-/// Simulations that `auto` may spend on a split.
-const AUTO_SIMULATIONS: usize = 400;
+/// Simulations that a search for a split makes at most, unless `tune` is told otherwise.
+const PROMPT_SIMULATIONS: usize = 2000;
 
 /// A case whose schedule is built, checked and compiled: it runs any number of splits.
 pub struct Prepared {
@@ -160,14 +160,13 @@ impl Prepared {
     pub fn split(&self, case: &Case) -> Result<RoleSplit, ExperimentError> {
         match case.split {
             SplitChoice::Fixed(split) => Ok(split),
-            SplitChoice::Auto if case.fusion == Fusion::BulkSynchronous => {
-                Err(ExperimentError::refused("split of ".to_owned() + &self.name, format!("\"auto\", {OF_PHASES}")))
-            }
-            SplitChoice::Auto => {
-                let config = TuneConfig::prompt(&self.simulation, AUTO_SIMULATIONS);
-                Ok(self.tune(&[], &config, &|_| ())?.split)
-            }
+            SplitChoice::Auto => Ok(self.tune(case, &self.prompt(), &|_| ())?.split),
         }
+    }
+
+    /// How far `auto` searches, and `tune` unless it is told otherwise.
+    pub fn prompt(&self) -> TuneConfig {
+        TuneConfig::prompt(&self.simulation, PROMPT_SIMULATIONS)
     }
 
     /// Predicts a case with a split.
@@ -220,16 +219,23 @@ impl Prepared {
         found().map_err(|source| self.error(source))
     }
 
-    /// Searches the best split.
+    /// Searches the best split of a case. The published one is a good start where there is one.
     ///
     /// # Errors
     /// [`ExperimentError::Sim`] when no split runs.
     pub fn tune(
         &self,
-        start: &[RoleSplit],
+        case: &Case,
         config: &TuneConfig,
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<Tuned, ExperimentError> {
+        if case.fusion == Fusion::BulkSynchronous {
+            return Err(ExperimentError::refused(
+                "split of ".to_owned() + &self.name,
+                format!("\"auto\", {OF_PHASES}"),
+            ));
+        }
+        let start = case.published.as_slice();
         // No split is faster with the other clock. Where the best one is too slow for this clock, all are.
         let found = self.by_clock(|simulation| tune(simulation, start, config, progress), |_, tuned| tuned.time_ps);
         found.map(|(tuned, _)| tuned)

@@ -108,6 +108,10 @@ impl Draft {
             }
             text => SplitChoice::Fixed(split(text)?),
         };
+        let published = match split {
+            SplitChoice::Auto => published_split(&source.data, name, target.cluster, &problem).ok(),
+            SplitChoice::Fixed(_) => None,
+        };
         if kernel.option_specs().iter().any(|spec| spec.name == ROUTING_SEED) {
             options.set(ROUTING_SEED, &self.seed.to_string()).map_err(|e| Refusal::new(Part::Set, e.to_string()))?;
         }
@@ -130,6 +134,7 @@ impl Draft {
             options,
             named: self.overrides.iter().map(|(name, _)| name.clone()).collect(),
             split,
+            published: published.map(|published| published.split),
             protocol,
             fusion: self.fusion,
             seed: self.seed,

@@ -6,7 +6,10 @@ use crate::error::ExperimentError;
 use crate::plan::{Case, SplitChoice};
 use crate::provenance::{self, Output};
 use crate::table::Table;
+use crate::tune;
+use serde::Serialize;
 use std::fmt::Write as _;
+use tilewire_sim::tune::Tuned;
 
 /// Waits that are printed.
 const SHOWN_WAITS: usize = 8;
@@ -20,9 +23,15 @@ pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
     let source = args.point.case.source()?;
     let case = args.point.case(&source)?;
     let prepared = Prepared::new(&case)?;
-    let split = prepared.split(&case)?;
+    let (split, tuned) = match case.split {
+        SplitChoice::Fixed(split) => (split, None),
+        SplitChoice::Auto => {
+            let tuned = tune::search(&prepared, &case, &prepared.prompt())?;
+            (tuned.split, Some(tuned))
+        }
+    };
     let answer = prepared.predict(&case, &split)?;
-    let json = serde_json::to_string_pretty(&answer).expect("an answer has only plain fields") + "\n";
+    let json = json(&answer, tuned.as_ref());
     if let Some(root) = &args.output {
         let output = Output::create(
             root,
@@ -35,15 +44,51 @@ pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
         )?;
         output.write("prediction.json", &json)?;
     }
-    Ok(if args.json { json } else { text(&case, &answer) })
+    let how = tuned.map_or_else(String::new, |tuned| {
+        let (tried, gap) = (tuned.tried.len(), tuned.gap * 100.0);
+        format!(" (tuned: {tried} of {} legal splits simulated, certified gap {gap:.2} %)", tuned.splits)
+    });
+    Ok(if args.json { json } else { text(&case, &answer, &how) })
 }
 
-/// The answer for a person.
-pub fn text(case: &Case, answer: &Answer) -> String {
+/// An answer, and how far its split can be from the best.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    answer: &'a Answer,
+    #[serde(flatten)]
+    search: Option<Search>,
+}
+
+#[derive(Serialize)]
+struct Search {
+    lower_bound_us: f64,
+    certified_gap: f64,
+    simulated_splits: usize,
+    legal_splits: u64,
+}
+
+/// The answer as one object, with what the search for its split found, if there was one.
+pub fn json(answer: &Answer, tuned: Option<&Tuned>) -> String {
+    let search = tuned.map(|tuned| Search {
+        lower_bound_us: us(tuned.lower_bound_ps),
+        certified_gap: tuned.gap,
+        simulated_splits: tuned.tried.len(),
+        legal_splits: tuned.splits,
+    });
+    serde_json::to_string_pretty(&Report { answer, search }).expect("an answer has only plain fields") + "\n"
+}
+
+/// Microseconds.
+pub fn us(ps: u64) -> f64 {
+    ps as f64 / 1e6
+}
+
+/// The answer for a person; `how` says how its split was found.
+pub fn text(case: &Case, answer: &Answer, how: &str) -> String {
     let mut text = String::new();
     let out = &mut text;
     let prediction = &answer.prediction;
-    let tuned = if case.split == SplitChoice::Auto { " (tuned)" } else { "" };
     let _ = writeln!(out, "{case}");
     let set = case.options_behind(", ", |name| case.named.contains(name));
     let _ = writeln!(
@@ -54,7 +99,7 @@ pub fn text(case: &Case, answer: &Answer) -> String {
     if case.is_unfused() {
         let _ = writeln!(out, "split   none: each launch takes the SMs that it can get");
     } else {
-        let _ = writeln!(out, "split   {}{tuned}", answer.split);
+        let _ = writeln!(out, "split   {}{how}", answer.split);
     }
     if !case.defaults.is_empty() {
         let defaults: Vec<String> = case.defaults.iter().map(|(name, value)| format!("{name}={value}")).collect();

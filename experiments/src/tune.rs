@@ -1,33 +1,20 @@
 //! `tune`: the best split of a shape, and how far it can be from the model's optimum.
 
-use crate::cli::{ClockArg, ExecutionArg, ProtocolArg, TuneArgs};
+use crate::cli::{ClockArg, ExecutionArg, TuneArgs};
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Draft, Fusion};
+use crate::predict::{self, us};
+use crate::progress;
 use crate::provenance::Output;
 use crate::table::Table;
-use crate::{predict, progress};
-use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use tilewire_kernels::{RoleKind, RoleSplit};
 use tilewire_sim::tune::{TuneConfig, Tuned};
 
-/// Simulations at most, unless `--budget` says otherwise.
-const PROMPT_SIMULATIONS: usize = 2000;
-
 /// Splits that are printed beside the best one.
 const SHOWN: usize = 8;
-
-#[derive(Serialize)]
-struct Report<'a> {
-    #[serde(flatten)]
-    answer: &'a Answer,
-    lower_bound_us: f64,
-    certified_gap: f64,
-    simulated_splits: usize,
-    legal_splits: u64,
-}
 
 /// Runs the command; returns what it prints.
 ///
@@ -37,7 +24,7 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
     crate::threads(args.run.threads)?;
     let source = args.case.source()?;
     let draft = Draft {
-        protocol: Some(args.protocol),
+        protocol: args.protocol,
         seed: args.run.seed,
         noise: args.run.noise,
         execution: args.run.execution.map(ExecutionArg::execution),
@@ -54,21 +41,13 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         return Err(ExperimentError::refused("--baseline", "the unfused form has no split to tune; use predict"));
     }
     let prepared = Prepared::new(&case)?;
-    // The published split is a good start where there is one.
-    let published = Draft { split: Some("published".into()), protocol: Some(ProtocolArg::Fair), ..draft };
-    let start: Vec<RoleSplit> = match published.resolve(&source).map(|case| case.split) {
-        Ok(plan::SplitChoice::Fixed(split)) => vec![split],
-        _ => Vec::new(),
-    };
     let config = if args.exhaustive {
         TuneConfig::EXHAUSTIVE
     } else {
-        let prompt = TuneConfig::prompt(&prepared.simulation, PROMPT_SIMULATIONS);
-        TuneConfig { budget: args.budget.map(|budget| budget as usize).or(prompt.budget), gap: args.gap / 100.0 }
+        let budget = args.budget.map(|budget| budget as usize).or(prepared.prompt().budget);
+        TuneConfig { budget, gap: args.gap / 100.0 }
     };
-    let counter = progress::counter("simulations");
-    let tuned = prepared.tune(&start, &config, &|done| counter.set_position(done as u64))?;
-    counter.finish_and_clear();
+    let tuned = search(&prepared, &case, &config)?;
     let answer = prepared.predict(&case, &tuned.split)?;
     if let Some(root) = &args.output {
         let output =
@@ -76,24 +55,21 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         output.write("tried.csv", &csv(&tuned))?;
     }
     if args.json {
-        let report = Report {
-            answer: &answer,
-            lower_bound_us: us(tuned.lower_bound_ps),
-            certified_gap: tuned.gap,
-            simulated_splits: tuned.tried.len(),
-            legal_splits: tuned.splits,
-        };
-        return Ok(serde_json::to_string_pretty(&report).expect("a report has only plain fields") + "\n");
+        return Ok(predict::json(&answer, Some(&tuned)));
     }
     Ok(text(&case, &answer, &tuned))
 }
 
-fn us(ps: u64) -> f64 {
-    ps as f64 / 1e6
+/// Searches the best split while a person looks on.
+pub fn search(prepared: &Prepared, case: &Case, config: &TuneConfig) -> Result<Tuned, ExperimentError> {
+    let counter = progress::counter("simulations");
+    let tuned = prepared.tune(case, config, &|done| counter.set_position(done as u64));
+    counter.finish_and_clear();
+    tuned
 }
 
 fn text(case: &Case, answer: &Answer, tuned: &Tuned) -> String {
-    let mut text = predict::text(case, answer);
+    let mut text = predict::text(case, answer, " (tuned)");
     let mut table = Table::new(["compute", "intra_comm", "inter_send", "inter_reduce", "time_us", "slower"]);
     let mut fastest: BTreeSet<(u64, RoleSplit)> = BTreeSet::new();
     for tried in &tuned.tried {

@@ -321,6 +321,20 @@ fn tune_certifies_its_answer() {
     assert_eq!(text, ran_anywhere(&format!("tune {GEMM_RS} --budget 60 --json --threads 1")));
 }
 
+/// `auto` is what `tune` finds, with either set of options: the same object of all fields.
+#[test]
+fn a_split_that_predict_finds_is_the_one_that_tune_finds() {
+    for options in ["", "--options published"] {
+        let case = format!("--kernel ring_attention --cluster 2x8-h200-cx7 --seq 12288 {options} --json");
+        let predicted = ran_anywhere(&format!("predict --split auto {case}"));
+        assert_eq!(predicted, ran_anywhere(&format!("tune {case}")));
+        let answer: Value = serde_json::from_str(&predicted).expect("one JSON object");
+        assert!(answer["simulated_splits"].as_u64().is_some_and(|splits| splits > 16), "{predicted}");
+    }
+    let text = ran_anywhere(&format!("predict --split auto {GEMM_RS}"));
+    assert!(text.contains(" legal splits simulated, certified gap "), "{text}");
+}
+
 #[test]
 fn schedules_are_shown_dumped_and_compared() {
     let shown = ran_anywhere(&format!("schedule show {GEMM_RS} --limit 2"));

@@ -231,7 +231,7 @@ pub struct PointArgs {
     /// Schedule.
     #[command(flatten)]
     pub case: CaseArgs,
-    /// CTAs per role: compute=112,intra=4,send=8,reduce=8 (a role left out has 0), auto (tuned) or published
+    /// CTAs per role: compute=112,intra=4,send=8,reduce=8 (a role left out has 0), auto (as tune finds it) or published
     /// [default: auto, published with --options published].
     #[arg(long, help_heading = "Schedule", conflicts_with = "baseline")]
     pub split: Option<String>,

@@ -71,6 +71,8 @@ pub struct Case {
     pub named: BTreeSet<String>,
     /// Split.
     pub split: SplitChoice,
+    /// Where a split is searched, the one that is published for this shape.
+    pub published: Option<RoleSplit>,
     /// Protocol.
     pub protocol: Protocol,
     /// Fused or not.
