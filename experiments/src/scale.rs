@@ -14,6 +14,7 @@ use crate::plot::axis::Spread;
 use crate::plot::line::{LinePlot, Panel, Series};
 use crate::plot::style::{FUSED_SERIES, QUIET, UNFUSED_SERIES};
 use crate::plot::{self, Frame};
+use crate::progress;
 use crate::provenance::{ExperimentText, Output, footer, wrote};
 use crate::row::{self, Outcome};
 use crate::table::Table;
@@ -90,8 +91,16 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
         &["rows.csv", "hypotheses.csv"],
     )?;
     let path = output.path("rows.csv");
-    let rows = replicates(&replicas, &splits, &path)?;
     let points = replicas.len() * splits.len();
+    if points > 1 {
+        let ranks = experiment.cases().map(|(case, _)| case.target.cluster.ranks()).max().unwrap_or_default();
+        progress::say(&format!(
+            "{points} runs: {} points in {} replicates, up to {ranks} ranks",
+            splits.len(),
+            replicas.len()
+        ));
+    }
+    let rows = replicates(&replicas, &splits, &path)?;
     if rows.len() < points {
         return Err(ExperimentError::Interrupted { done: rows.len(), points });
     }
@@ -303,20 +312,37 @@ fn text_of(experiment: &Experiment, study: &Study, decisions: &[Decision], files
     }
     let mut text = format!("{}\n\n{}", experiment.question, table.render(2));
     if !drawn {
-        text += "\nNo noise, so nothing is drawn and one run decides. Ranks in lockstep are an optimistic case, and the model's\n\
-                 error is not in it: see the README for what has been compared with measurements.\n";
+        let late = experiment.cases().all(|(case, _)| case.protocol.is_isolated() && case.execution == Execution::Full);
+        let ranks = if late { "One rank is late, as published," } else { "Ranks in lockstep are an optimistic case," };
+        let _ = writeln!(
+            text,
+            "\nNo noise, so nothing is drawn and one run decides. {ranks} and the model's\n\
+             error is not in it: see the README for what has been compared with measurements."
+        );
         return text + &wrote(files);
     }
     let _ = writeln!(
         text,
-        "\n{} replicates, seeds from {}; {} % interval of each mean by itself. It covers what the seeds draw (routing{}),\n\
+        "\n{} replicates, seeds from {}; {} % interval of each mean by itself. It covers what the seeds draw ({}),\n\
          not the error of the model: see the README for what has been compared with measurements.",
         study.replicates,
         experiment.seed,
         study.confidence * 100.0,
-        if experiment.cases().all(|(case, _)| case.noise) { ", latencies, clocks, one late rank" } else { "" },
+        drawn_words(experiment),
     );
     text + &wrote(files)
+}
+
+/// What the seeds draw.
+fn drawn_words(experiment: &Experiment) -> String {
+    let mut words = Vec::new();
+    if experiment.cases().any(|(case, _)| case.draws_routing()) {
+        words.push("routing");
+    }
+    if experiment.cases().any(|(case, _)| case.noise) {
+        words.extend(["latencies", "clocks", "one late rank"]);
+    }
+    words.join(", ")
 }
 
 fn json_text(experiment: &Experiment, decisions: &[Decision], files: &[PathBuf]) -> String {

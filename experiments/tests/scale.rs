@@ -64,3 +64,31 @@ fn mistakes_are_refused_and_nothing_is_written() {
         assert!(!folder.path().join("out").exists());
     }
 }
+
+#[test]
+fn only_what_was_drawn_is_said_to_be() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = |head: &str| {
+        let text = head.to_owned() + &hypothesis("{ cluster = \"2x2\" }", "at_least = 1");
+        fs::write(folder.path().join("study.toml"), text).expect("a file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewire"));
+        let output =
+            command.args(["scale", "study.toml", "-o", "out"]).current_dir(&folder).output().expect("the binary");
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let text = said(HEAD);
+    assert!(text.contains("what the seeds draw (latencies, clocks, one late rank),"), "{text}");
+    let moe = "question = \"?\"\nkernel = \"moe_dispatch_gemm\"\ncluster = \"2x2-h200-efa\"\nreplicates = 2\n\
+               split = \"compute=112,intra=12,send=4,reduce=4\"\nshape = { tokens = 2048, experts = 32 }\n";
+    let text = said(moe);
+    assert!(text.contains("what the seeds draw (routing, latencies, clocks, one late rank),"), "{text}");
+    let text = said(&format!("noise = false\n{moe}"));
+    assert!(text.contains("what the seeds draw (routing),"), "{text}");
+    let dense = HEAD.replace("replicates = 6\n", "noise = false\n");
+    let text = said(&dense);
+    assert!(text.contains("nothing is drawn") && text.contains("in lockstep"), "{text}");
+    // One rank's launch is late as published: no lockstep.
+    let text = said(&format!("options = \"published\"\n{dense}"));
+    assert!(text.contains("nothing is drawn") && text.contains("One rank is late, as published"), "{text}");
+}

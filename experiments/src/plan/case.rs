@@ -104,8 +104,13 @@ impl Case {
 
     /// Whether the seed decides anything: noise, or who chooses which expert.
     pub fn draws(&self) -> bool {
+        self.noise || self.draws_routing()
+    }
+
+    /// Whether the seed decides who chooses which expert.
+    pub fn draws_routing(&self) -> bool {
         let seeded = self.options.iter().any(|(name, _)| name == ROUTING_SEED);
-        self.noise || seeded && self.options.word("routing") != "uniform"
+        seeded && self.options.word("routing") != "uniform"
     }
 
     /// The options that were set by name, `name=value;...` in the order of names.
