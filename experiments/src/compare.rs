@@ -190,7 +190,7 @@ pub fn join(rows: Vec<MeasuredRow>, source: &Source) -> Result<Vec<Joined>, Expe
                 for (name, value) in measured {
                     if row.text(name) != value {
                         let problem = format!(
-                            "{name} {} was measured, {value} is what this version builds; measure again",
+                            "{name} \"{}\" was measured, \"{value}\" is what this version builds; measure again",
                             row.text(name)
                         );
                         return Err(refuse(&row, problem));

@@ -195,10 +195,21 @@ impl Experiment {
     }
 
     /// The same points, with what is asked of the checker.
-    #[must_use]
-    pub fn checked(mut self, checks: Checks) -> Self {
+    ///
+    /// # Errors
+    /// [`ExperimentError::Refused`] for a claim about hazards that are not counted.
+    pub fn checked(mut self, checks: Checks) -> Result<Self, ExperimentError> {
+        let hypotheses = self.study.iter().flat_map(|study| &study.hypotheses);
+        let mut claims =
+            hypotheses.map(|h| (&h.claim, &h.column)).chain(self.expect.iter().map(|e| (&e.claim, &e.column)));
+        if let (Some((claim, _)), false) = (claims.find(|(_, column)| *column == "hazards"), checks.hazards) {
+            return Err(ExperimentError::refused(
+                format!("claim \"{claim}\""),
+                "hazards are counted with --hazards only; add it",
+            ));
+        }
         self.groups.iter_mut().for_each(|group| group.case.checks = checks);
-        self
+        Ok(self)
     }
 
     /// `name=value` of the options whose values vary in the file, each behind some text: what tells a case from the others

@@ -115,7 +115,8 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
         }
     }
     let checks = args.checks.checks();
-    let experiments: Vec<Experiment> = experiments.into_iter().map(|experiment| experiment.checked(checks)).collect();
+    let experiments: Vec<Experiment> =
+        experiments.into_iter().map(|experiment| experiment.checked(checks)).collect::<Result<_, _>>()?;
     let (bars, failures) = predict(&source, checks)?;
     let mut machines = BTreeMap::new();
     for bar in &bars {

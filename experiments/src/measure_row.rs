@@ -381,7 +381,7 @@ impl MeasuredRow {
             cluster: format!("{}-{}", self.text("cluster"), self.text("machine")),
             shape,
             set: set.ok_or_else(|| refuse("option_set", "tilewire, published"))?,
-            overrides: assignments(&options).map_err(|refusal| refusal.problem)?,
+            overrides: assignments(&options).map_err(|refusal| format!("options: {}", refusal.problem))?,
             split: Some(self.split()?.to_string()),
             protocol: Some(crate::cli::ProtocolArg::Fair),
             fusion: fusion.ok_or_else(|| refuse("form", &forms))?,

@@ -65,12 +65,12 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     crate::threads(args.threads)?;
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
     let checks = args.checks.checks();
-    let experiment = Experiment::read(&args.file, &source)?.checked(checks);
+    let experiment = Experiment::read(&args.file, &source)?.checked(checks)?;
     let Some(study) = &experiment.study else {
         let file = args.file.display().to_string();
         return Err(ExperimentError::refused(file, "has no [[hypothesis]]; add one, or run it with `tilewire sweep`"));
     };
-    let replica = |r| Ok(experiment.replicate(r, &source)?.checked(checks));
+    let replica = |r| experiment.replicate(r, &source)?.checked(checks);
     let replicas = (0..study.replicates).map(replica).collect::<Result<Vec<_>, ExperimentError>>()?;
     let splits = splits(&experiment)?;
 
@@ -138,8 +138,9 @@ fn splits(experiment: &Experiment) -> Result<Vec<RoleSplit>, ExperimentError> {
             SplitChoice::Fixed(split) => split,
             SplitChoice::Auto => prepared.split(case)?,
         };
-        prepared.check_split(&split).map(|()| split)
+        prepared.check_split(&split).map_err(|error| error.at(&experiment.split_place)).map(|()| split)
     };
+    let split = |point: &_| split(point).map_err(|error: ExperimentError| error.at(&experiment.shape_place));
     let found: Vec<Result<RoleSplit, ExperimentError>> = points.par_iter().map(split).collect();
     found.into_iter().collect()
 }

@@ -51,7 +51,7 @@ pub struct Summary {
 pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     crate::threads(args.threads)?;
     let source = Source::new(args.data.data.as_deref(), args.data.machine.as_deref())?;
-    let experiment = Experiment::read(&args.file, &source)?.checked(args.checks.checks());
+    let experiment = Experiment::read(&args.file, &source)?.checked(args.checks.checks())?;
     if experiment.study.is_some() {
         let file = args.file.display().to_string();
         return Err(ExperimentError::refused(file, "has [[hypothesis]]; run it with `tilewire scale`"));
@@ -233,7 +233,7 @@ fn broken(expect: &Expect, experiment: &Experiment, rows: &[Row]) -> Option<Stri
         let value: f64 = text.parse().unwrap_or(f64::NAN);
         let holds = expect.at_least.is_none_or(|low| value >= low) && expect.at_most.is_none_or(|high| value <= high);
         if !holds {
-            return complaint(format!("{} = {text}", expect.column));
+            return complaint(format!("{} = {}", expect.column, if text.is_empty() { "nothing" } else { text }));
         }
     }
     None

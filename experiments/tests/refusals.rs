@@ -207,6 +207,8 @@ fn experiment_files_are_refused_at_line_and_column() {
     let contradiction = expect("column = \"time_us\"\nat_least = 9\nat_most = 3");
     let nothing = expect("column = \"time_us\"");
     let nan = expect("column = \"time_us\"\nat_most = nan");
+    let empty_column = expect("column = \"seq\"\nat_least = 0");
+    let uncounted = expect("column = \"hazards\"\nat_most = 0");
     let twice = format!("{}{}", expect("column = \"time_us\"\nat_most = 1\nat_most = 2"), "");
     let mut complaints = Vec::new();
     for (from, to, words) in [
@@ -221,6 +223,11 @@ fn experiment_files_are_refused_at_line_and_column() {
         ("reduce = 8", "reduc = 8", "no role \"reduc\""),
         ("reduce = 8", "reduce = 8, inter_reduce = 8", "role reduce twice"),
         ("m = 4096", "m = 4097", "x.toml:5:9: shape: "),
+        (
+            "shape = { m = 4096, n = 4096, k = 256 }",
+            "shape = [{ m = [4096, 8192], n = 4096, k = 256 }, { n = 4096, k = 256, m = 8192 }]",
+            "m = 8192, n = 4096 is a shape that stands before",
+        ),
         ("m = 4096", "m = \"4096\"", "shape.m: \"4096\", allowed: a whole number"),
         ("m = 4096", "m = 4096.0", "shape.m: 4096.0, allowed: a whole number"),
         ("m = 4096", "m = 4096, seq = 1", "does not apply to gemm_rs"),
@@ -237,6 +244,8 @@ fn experiment_files_are_refused_at_line_and_column() {
         ("[2, 4], reduce = 8 }\n", &format!("[2, 4], reduce = 8 }}\n{columns}"), "\"kernel\" holds words"),
         ("8 }\n", &format!("8 }}\n{contradiction}"), "x.toml:7:1: expect: at_least = 9 above at_most = 3"),
         ("8 }\n", &format!("8 }}\n{nothing}"), "claims nothing"),
+        ("8 }\n", &format!("8 }}\n{empty_column}"), "x.toml:7:1: expect: no point that the claim is about has seq"),
+        ("8 }\n", &format!("8 }}\n{uncounted}"), "claim \"c\": hazards are counted with --hazards only"),
         ("8 }\n", &format!("8 }}\n{nan}"), "nan, allowed: a finite number"),
         ("8 }\n", &format!("8 }}\n{twice}"), "duplicate key"),
         (
@@ -390,7 +399,11 @@ fn compare_says_where_rows_are_wrong() {
         (with("seq", "8").into(), "x.csv:3: seq: does not apply to "),
         (with("options", "colour=1").into(), "x.csv:3: options: kernel "),
         (with("compute", "900").into(), "x.csv:3: split compute=900"),
-        (with("fabric", "foo").into(), "x.csv:3: fabric foo was measured, loopback is what this version builds"),
+        (
+            with("fabric", "foo").into(),
+            "x.csv:3: fabric \"foo\" was measured, \"loopback\" is what this version builds",
+        ),
+        (with("options", "nan").into(), "x.csv:3: options: \"nan\", allowed: NAME=VALUE"),
         // The same with the line ends of another system.
         (with("n", "x").replace('\n', "\r\n").into(), "x.csv:3: n = \"x\", allowed: a whole number, or nothing"),
         (format!("# a comment\n{}\n{}\n", rows[0], &rows[1][..40]).into(), "x.csv:3: "),

@@ -55,6 +55,12 @@ fn mistakes_are_refused_and_nothing_is_written() {
         (text("{ cluster = \"2x2\" }", "at_least = 2\nat_most = 1"), "nothing satisfies both"),
         (text("{ cluster = \"2x2\" }", "at_least = 1\nnode = 3"), "hypothesis.node: unknown key"),
         (text("{ cluster = \"2x2\" }", "than = { cluster = \"2x2\" }\nat_least = 1"), "are the same point"),
+        (text("{ cluster = \"2x2\" }", "at_least = 1").replace("time_us", "seq"), "has no seq"),
+        (text("{ cluster = \"2x2\" }", "at_least = 1").replace("time_us", "hazards"), "with --hazards only"),
+        (
+            format!("execution = \"mirror\"\n{}", text("{ cluster = \"2x2\" }", "at_least = 1")),
+            "study.toml:5:9: shape: ",
+        ),
         (String::new(), "belongs to [[hypothesis]]"),
     ] {
         let output = scale(folder.path(), &text, &[]);

@@ -52,10 +52,17 @@ fn texts<'a>(node: &Node<'a>) -> Result<Vec<(Node<'a>, String)>, ExperimentError
 impl<'a> Axes<'a> {
     pub(super) fn read(root: &Table<'a>) -> Result<Self, ExperimentError> {
         let shape_node = root.require("shape")?;
-        let mut shapes = Vec::new();
+        let (mut shapes, mut seen) = (Vec::new(), BTreeSet::new());
         for node in shape_node.list()? {
             let table = node.table().ok_or_else(|| node.refuse("allowed: a table of the shape's fields"))?;
-            shapes.extend(shapes_of(&table)?);
+            for shape in shapes_of(&table)? {
+                let fields: Vec<(&str, u64)> = shape.iter().map(|(&name, &(_, value))| (name, value)).collect();
+                if let Some(fields) = seen.replace(fields) {
+                    let fields: Vec<String> = fields.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+                    return Err(node.refuse(format!("{} is a shape that stands before", fields.join(", "))));
+                }
+                shapes.push(shape);
+            }
         }
         let protocols = match root.get("protocol") {
             None => vec![None],

@@ -85,11 +85,12 @@ impl Experiment {
         };
         claims_something(&table, expect.at_least, expect.at_most)?;
         table.finish()?;
-        if let Some(node) = place {
-            let points = Points::new(self);
-            // What only a run tells is looked up when it is over.
-            let known = expect.filter.iter().filter(|(name, _)| points.knows(name));
-            points.that_have(&node, known)?;
+        let points = Points::new(self);
+        // What only a run tells is looked up when it is over.
+        let known = expect.filter.iter().filter(|(name, _)| points.knows(name));
+        let left = points.that_have(&place.unwrap_or_else(|| node.clone()), known)?;
+        if left.iter().all(|&point| points.lacks(point, &expect.column)) {
+            return Err(node.refuse(format!("no point that the claim is about has {}", expect.column)));
         }
         Ok(expect)
     }
@@ -111,6 +112,13 @@ impl Experiment {
         };
         claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
         table.finish()?;
+        if [Some(hypothesis.of), hypothesis.than]
+            .into_iter()
+            .flatten()
+            .any(|point| points.lacks(point, &hypothesis.column))
+        {
+            return Err(node.refuse(format!("a point that the claim is about has no {}", hypothesis.column)));
+        }
         if hypothesis.than == Some(hypothesis.of) {
             return Err(node.refuse("`of` and `than` are the same point, whose ratio is 1 whatever is predicted"));
         }
@@ -159,6 +167,12 @@ impl Points {
             (SplitChoice::Fixed(split), Some(kind)) => Cow::Owned(split.get(kind).to_string()),
             _ => Cow::Borrowed(&self.groups[group][column]),
         }
+    }
+
+    /// Whether a column will be empty, as the fields of other kernels' shapes are.
+    fn lacks(&self, point: usize, name: &str) -> bool {
+        let mut known = self.known.iter().filter(|&&column| self.columns[column] == name);
+        known.any(|&column| self.field(point, column).is_empty())
     }
 
     /// The points that have all these values, in order; one at least.
