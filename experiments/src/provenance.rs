@@ -130,10 +130,21 @@ impl Output {
     /// [`ExperimentError::Write`].
     pub fn write(&self, name: &str, text: &str) -> Result<(), ExperimentError> {
         let path = self.path(name);
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(|error| ExperimentError::write(folder, error))?;
-        }
+        make_folder_of(&path)?;
         fs::write(&path, text).map_err(|error| ExperimentError::write(&path, error))
+    }
+}
+
+/// Makes the folder of a file that is about to be written.
+///
+/// # Errors
+/// [`ExperimentError::Write`].
+pub fn make_folder_of(file: &Path) -> Result<(), ExperimentError> {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => {
+            fs::create_dir_all(folder).map_err(|error| ExperimentError::write(folder, error))
+        }
+        _ => Ok(()),
     }
 }
 

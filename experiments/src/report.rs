@@ -12,6 +12,7 @@
 use crate::cli::ReportArgs;
 use crate::data::read_text;
 use crate::error::ExperimentError;
+use crate::provenance::make_folder_of;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -63,6 +64,7 @@ pub fn run(args: &ReportArgs) -> Result<String, ExperimentError> {
     if path.extension().is_none_or(|extension| extension != "html") {
         return Err(ExperimentError::refused("-o", format!("{}, allowed: a name that ends in .html", path.display())));
     }
+    make_folder_of(&path)?;
     fs::write(&path, &page).map_err(|error| ExperimentError::write(&path, error))?;
     let names: Vec<&str> = sections.iter().map(|section| section.name.as_str()).collect();
     Ok(format!("{} sections: {}\nwrote {}\n", names.len(), names.join(", "), path.display()))

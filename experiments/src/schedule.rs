@@ -4,6 +4,7 @@ use crate::cli::{CaseArgs, DiffArgs, DumpArgs, ScheduleAction, ScheduleArgs, Sho
 use crate::engine;
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Draft, SplitChoice};
+use crate::provenance::make_folder_of;
 use crate::shape;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -39,6 +40,7 @@ fn dump(args: &DumpArgs) -> Result<String, ExperimentError> {
         Some(list) => ranks(list, case.target.cluster)?,
     };
     if let Some(path) = &args.output {
+        make_folder_of(path)?;
         let file = File::create(path).map_err(|error| ExperimentError::write(path, error))?;
         let mut writer = BufWriter::new(file);
         text::dump(&schedule, split.as_ref(), &ranks, &mut writer)

@@ -14,6 +14,7 @@ use crate::cli::TraceArgs;
 use crate::engine::Prepared;
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Source};
+use crate::provenance::make_folder_of;
 use crate::schedule::ranks;
 use crate::timeline::Measured;
 use events::{Part, write};
@@ -97,6 +98,7 @@ fn save(args: &TraceArgs, head: &str, parts: &[Part<'_>], filter: &Filter) -> Re
         let problem = format!("{problem}, the run ends at {end_us:.2} us");
         return Err(ExperimentError::refused("--ranks, --roles, --from-us, --to-us", problem));
     }
+    make_folder_of(&args.output)?;
     let mut writer = BufWriter::new(File::create(&args.output).map_err(refuse)?);
     let kept = write(&title, parts, filter, &mut writer).and_then(|kept| writer.flush().map(|()| kept));
     let kept = kept.map_err(refuse)?;

@@ -31,6 +31,23 @@ fn outputs_at_any_depth_become_sections_in_the_order_of_paths() {
     assert!(page.contains("<a href=\"#a/late/deep\">") && page.contains("<h2 id=\"a/late/deep\">"), "{page}");
 }
 
+/// Folders of a file are made as those of a directory are.
+#[test]
+fn a_trace_a_schedule_and_a_page_go_into_new_folders() {
+    let folder = TempDir::new().expect("a temporary directory");
+    let case = "--kernel gemm_rs --cluster 2x2-h200-efa --m 1024 --n 1024 --k 256 --split compute=120,send=4,reduce=8";
+    for (line, file) in [
+        (format!("predict {case} -o out"), "out/prediction.json"),
+        (format!("trace {case} -o a/b/trace.json"), "a/b/trace.json"),
+        (format!("schedule dump {case} -o c/d/schedule.json"), "c/d/schedule.json"),
+        ("report out -o e/page.html".to_owned(), "e/page.html"),
+    ] {
+        let ran = tilewire(folder.path(), &line);
+        assert_eq!(ran.status.code(), Some(0), "{line}: {}", String::from_utf8_lossy(&ran.stderr));
+        assert!(folder.path().join(file).is_file(), "{file}");
+    }
+}
+
 #[test]
 fn a_directory_without_outputs_is_refused() {
     let folder = TempDir::new().expect("a temporary directory");
