@@ -120,13 +120,15 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
         self.text_within(&frame.footer, (40.0, f64::from(SIZE.1) - 18.0), letters(12.0).color(QUIET))
     }
 
-    /// Text that ends before the right margin: a little smaller if need be, then cut.
+    /// Text in one line that ends before the right margin: a little smaller if need be, then cut.
     fn text_within(&self, text: &str, at: Point, lettering: Lettering) -> Drawn {
+        // Lines of a file would be boxes in a PNG, and other control characters are none of XML's.
+        let text = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
+        let mut text = text.collect::<Vec<_>>().join(" ");
         let room = f64::from(SIZE.0) - 40.0 - at.0;
-        let needed = self.width(text, lettering);
+        let needed = self.width(&text, lettering);
         let size = lettering.size * (room / needed.max(1.0)).clamp(0.75, 1.0);
         let lettering = Lettering { size, ..lettering };
-        let mut text = text.to_owned();
         if self.width(&text, lettering) > room + 1.0 {
             while !text.is_empty() && self.width(&text, lettering) > room - 16.0 {
                 text.pop();
