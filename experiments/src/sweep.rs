@@ -309,6 +309,10 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
     if left > 0 {
         let _ = writeln!(text, "no plots of the splits of {left} more schedules; choose fewer to see them");
     }
+    let drawn = summary.files.iter().any(|file| file.file_stem().is_some_and(|name| name == sweep_plots::BY_SIZE));
+    if sweep_plots::several_sizes(experiment) && !drawn && summary.rows.len() == summary.points {
+        let _ = writeln!(text, "no plot over sizes, which has {} lines at most; choose fewer", sweep_plots::MAX_LINES);
+    }
     text + &wrote(&summary.files)
 }
 

@@ -17,6 +17,7 @@ use crate::plot::line::{LinePlot, Panel, Series};
 use crate::plot::style::{FUSED, FUSED_SERIES, OVERLAP, QUIET, UNFUSED_SERIES};
 use crate::provenance::footer;
 use crate::row::Outcome;
+use crate::shape;
 use crate::sweep::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use tilewire_kernels::{ProblemKind, RoleKind};
@@ -25,7 +26,10 @@ use tilewire_kernels::{ProblemKind, RoleKind};
 pub const MAX_GROUPS: usize = 12;
 
 /// Lines of a plot at most.
-const MAX_LINES: usize = 8;
+pub const MAX_LINES: usize = 8;
+
+/// The name of the plot over sizes.
+pub const BY_SIZE: &str = "size";
 
 /// A plot of a sweep.
 pub enum Plot {
@@ -58,7 +62,7 @@ pub fn plots(experiment: &Experiment, rows: &[Row]) -> Vec<(String, Plot)> {
         }
     }
     if let Some(plot) = by_size(experiment, &by_group) {
-        plots.push(("size".into(), Plot::Line(plot)));
+        plots.push((BY_SIZE.into(), Plot::Line(plot)));
     }
     plots
 }
@@ -183,9 +187,23 @@ fn heat(experiment: &Experiment, case: &Case, answers: &[&Answer], x: RoleKind, 
     }
 }
 
+/// Whether there are several sizes to draw something over.
+pub fn several_sizes(experiment: &Experiment) -> bool {
+    experiment.groups.iter().map(|group| group.case.problem.size()).collect::<BTreeSet<_>>().len() > 1
+}
+
+/// `name=value` of the fields of the shape beside the size that differ between cases.
+fn other_fields(experiment: &Experiment, case: &Case) -> String {
+    let all: BTreeSet<(&str, u64)> =
+        experiment.groups.iter().flat_map(|group| shape::values(&group.case.problem)).collect();
+    let varies = |name: &str| all.iter().filter(|(other, _)| *other == name).count() > 1;
+    // The first field is the size.
+    let fields = shape::values(&case.problem).into_iter().skip(1).filter(|(name, _)| varies(name));
+    fields.fold(String::new(), |text, (name, value)| format!("{text}, {name}={value}"))
+}
+
 /// TFLOPS and overlap of the best row of every schedule against the size of the problem.
 fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) -> Option<LinePlot> {
-    let mut lines: BTreeMap<(bool, String), Vec<(f64, &Answer)>> = BTreeMap::new();
     let differs = |of: fn(&Case) -> String| {
         experiment.groups.iter().map(|group| of(&group.case)).collect::<BTreeSet<_>>().len() > 1
     };
@@ -200,19 +218,24 @@ fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) ->
     let (varied, common): (Vec<_>, Vec<_>) = parts.into_iter().partition(|&part| differs(part));
     let words =
         |parts: &[fn(&Case) -> String], case: &Case| parts.iter().map(|part| part(case)).collect::<Vec<_>>().join(", ");
-    for (&g, answers) in by_group {
-        let case = &experiment.groups[g].case;
-        let best = answers.iter().min_by(|a, b| a.prediction.time_us.total_cmp(&b.prediction.time_us))?;
-        let name = words(&varied, case) + &experiment.set_behind(", ", case);
-        let line = lines.entry((case.is_unfused(), name.trim_start_matches(", ").to_owned())).or_default();
-        line.push((case.problem.size() as f64, best));
-    }
-    let sizes: BTreeSet<u64> = experiment.groups.iter().map(|group| group.case.problem.size()).collect();
-    // Several schedules of one size, as fields of its shape vary, are no line.
+    let lines = |fields: bool| {
+        let mut lines: BTreeMap<(bool, String), Vec<(f64, &Answer)>> = BTreeMap::new();
+        for (&g, answers) in by_group {
+            let case = &experiment.groups[g].case;
+            let best = answers.iter().min_by(|a, b| a.prediction.time_us.total_cmp(&b.prediction.time_us))?;
+            let fields = if fields { other_fields(experiment, case) } else { String::new() };
+            let name = words(&varied, case) + &fields + &experiment.set_behind(", ", case);
+            let line = lines.entry((case.is_unfused(), name.trim_start_matches(", ").to_owned())).or_default();
+            line.push((case.problem.size() as f64, best));
+        }
+        Some(lines)
+    };
     let unique = |line: &Vec<(f64, &Answer)>| {
         line.iter().map(|(size, _)| *size as u64).collect::<BTreeSet<_>>().len() == line.len()
     };
-    if sizes.len() < 2 || lines.len() > MAX_LINES || !lines.values().all(unique) {
+    // Several schedules of one size are no line: then other fields of the shape tell lines apart.
+    let lines = lines(false).filter(|lines| lines.values().all(unique)).or_else(|| lines(true))?;
+    if !several_sizes(experiment) || lines.len() > MAX_LINES || !lines.values().all(unique) {
         return None;
     }
     let series = |value: fn(&Answer) -> f64, named: bool| -> Vec<Series> {

@@ -230,6 +230,24 @@ fn a_sweep_does_not_depend_on_threads() {
     assert!(count("png", &paths) > 0 && count("png", &paths) == count("svg", &paths));
 }
 
+/// Other fields of the shape tell lines over sizes apart, and a plot that would hold too many is missed in words.
+#[test]
+fn sizes_are_plotted_where_other_fields_vary_too() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let fields = "n = [2048, 4096]\nk = [256, 512]";
+    let text =
+        SWEEP.replace("n = 4096\nk = 256", fields).replace("[\"2x8-h200-efa\", \"2x4-h200-cx7\"]", "\"2x4-h200-cx7\"");
+    let text = text.replace("send = [1, 4]\nreduce = { from = 4, to = 16, step = 4 }", "send = 4\nreduce = 8");
+    fs::write(directory.path().join("small.toml"), &text).expect("a file");
+    let said = ran(directory.path(), "sweep small.toml -o out");
+    assert!(said.contains("wrote out/size.png and .svg") && !said.contains("no plot over sizes"), "{said}");
+    let plot = fs::read_to_string(directory.path().join("out/size.svg")).expect("a plot");
+    assert!(plot.contains("unfused, n=4096, k=512"), "{plot}");
+    fs::write(directory.path().join("small.toml"), text.replace("[256, 512]", "[256, 512, 1024]")).expect("a file");
+    let said = ran(directory.path(), "sweep small.toml -o many");
+    assert!(said.contains("no plot over sizes, which has 8 lines at most") && !said.contains("size.png"), "{said}");
+}
+
 #[test]
 fn a_sweep_is_refused_before_anything_is_written() {
     for (from, to, expected) in [
