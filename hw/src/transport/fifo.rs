@@ -105,7 +105,6 @@ impl<T: Copy> Fifo<T> {
 #[cfg(test)]
 mod tests {
     use super::Fifo;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn a_full_queue_gives_the_item_back_and_keeps_order() {
@@ -117,32 +116,36 @@ mod tests {
 
     #[test]
     fn many_producers_lose_and_double_nothing() {
-        const EACH: u64 = 20_000;
+        // A full queue of 7 ends a thread's turn: on a busy machine each costs milliseconds.
+        const EACH: u64 = 3_000;
         let fifo = Fifo::new(7);
-        let over = AtomicBool::new(false);
-        let mut last = [0u64; 3];
+        let (mut last, mut in_order) = ([0u64; 3], true);
         std::thread::scope(|scope| {
-            for producer in 0..3u64 {
-                let fifo = &fifo;
+            let fifo = &fifo;
+            let producer = |producer: u64| {
                 scope.spawn(move || {
                     for item in 1..=EACH {
                         while fifo.push((producer, item)).is_err() {
                             std::thread::yield_now();
                         }
                     }
-                });
-            }
-            while last.iter().sum::<u64>() < 3 * EACH {
+                })
+            };
+            let producers: Vec<_> = (0..3).map(producer).collect();
+            // Nothing is judged before all are done: they would wait for ever for room that nobody makes.
+            loop {
+                let over = producers.iter().all(std::thread::ScopedJoinHandle::is_finished);
                 match fifo.pop() {
                     Some((producer, item)) => {
-                        assert_eq!(item, last[producer as usize] + 1, "items of one producer keep their order");
+                        in_order &= item == last[producer as usize] + 1;
                         last[producer as usize] = item;
                     }
+                    None if over => break,
                     None => std::thread::yield_now(),
                 }
             }
-            over.store(true, Ordering::Relaxed);
         });
+        assert!(in_order, "items of one producer keep their order");
         assert_eq!((last, fifo.pop()), ([EACH; 3], None));
     }
 }
