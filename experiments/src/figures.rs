@@ -137,6 +137,7 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
         output.write(name, &text)?;
         files.push(output.path(name));
     }
+    output.finish(&files)?;
     let mut text = if args.json {
         let report = Report { failures: &failures, errors: &errors, decisions: &decisions, files: &files };
         serde_json::to_string_pretty(&report).expect("a report has only plain fields") + "\n"

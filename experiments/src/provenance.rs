@@ -1,7 +1,7 @@
 //! Output directories: what a figure was made from stands beside it, so that one command makes it again.
 //!
 //! ```text
-//!  run.toml             schema, version, revision, command, experiment and its hash, seed, machines
+//!  run.toml             schema, version, revision, command, experiment and its hash, seed, machines, tables and plots
 //!  experiment.toml      copy of the experiment, if there is one
 //!  machines/NAME.toml   copy of each machine file that was used
 //! ```
@@ -11,6 +11,7 @@ use crate::plan::Source;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use tilewire_sim::Machine;
 use tilewire_sim::machine::Kind;
@@ -43,28 +44,30 @@ pub fn wrote(files: &[PathBuf]) -> String {
 /// A directory that a command writes to.
 pub struct Output {
     root: PathBuf,
+    manifest: Manifest,
 }
 
 /// What `run.toml` says.
 #[derive(Debug, Serialize)]
-pub struct Manifest<'a> {
+struct Manifest {
     schema: u32,
     tilewire: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     revision: Option<&'static str>,
-    /// Command.
-    pub command: &'a str,
+    command: String,
     /// Name of the experiment.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub experiment: Option<&'a str>,
+    experiment: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     experiment_blake3: Option<String>,
-    /// Seed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub seed: Option<u64>,
-    machines: Vec<&'a str>,
+    seed: Option<u64>,
+    machines: Vec<String>,
+    /// Tables and plots of a command whose plots follow from its rows: the next one takes them away.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    files: Vec<String>,
     /// Parameters without a source of their own, by machine.
-    assumed: BTreeMap<&'a str, Vec<String>>,
+    assumed: BTreeMap<String, Vec<String>>,
 }
 
 /// The name, text and seed of an experiment.
@@ -78,7 +81,8 @@ pub struct ExperimentText<'a> {
 
 impl Output {
     /// Creates the directory and writes down what the command is about to use. `files` are those that it is going to write
-    /// there.
+    /// there. Tables and plots of the command that wrote there before are taken away, so that none stands beside a
+    /// `run.toml` that it is not from.
     ///
     /// # Errors
     /// [`ExperimentError::Write`], before anything is written, when one of all these files cannot be.
@@ -94,22 +98,23 @@ impl Output {
         let copies = machines.iter().map(|machine| format!("machines/{}.toml", machine.name));
         let own = ["run.toml", "experiment.toml"].iter().chain(files).map(|&name| name.to_owned());
         own.chain(copies).try_for_each(|name| free(root, &name))?;
-        let output = Self { root: root.to_owned() };
         let manifest = Manifest {
             schema: SCHEMA,
             tilewire: env!("CARGO_PKG_VERSION"),
             revision: REVISION,
-            command,
-            experiment: experiment.map(|experiment| experiment.name),
+            command: command.to_owned(),
+            experiment: experiment.map(|experiment| experiment.name.to_owned()),
             experiment_blake3: experiment.map(|e| blake3::hash(e.text.as_bytes()).to_string()),
             seed,
-            machines: machines.iter().map(|machine| machine.name.as_str()).collect(),
-            assumed: machines.iter().map(|machine| (machine.name.as_str(), unsourced(machine))).collect(),
+            machines: machines.iter().map(|machine| machine.name.clone()).collect(),
+            files: Vec::new(),
+            assumed: machines.iter().map(|machine| (machine.name.clone(), unsourced(machine))).collect(),
         };
         // A file or a link in place of the directory is refused here, before anything is computed.
         fs::create_dir_all(root).map_err(|error| ExperimentError::write(root, error))?;
-        let text = toml::to_string(&manifest).map_err(|error| ExperimentError::write(root, error))?;
-        output.write("run.toml", &text)?;
+        remove_files_of_before(root)?;
+        let output = Self { root: root.to_owned(), manifest };
+        output.write_manifest()?;
         if let Some(experiment) = experiment {
             output.write("experiment.toml", experiment.text)?;
         }
@@ -117,6 +122,21 @@ impl Output {
             output.write(&format!("machines/{}.toml", machine.name), &source.machine_text(machine)?)?;
         }
         Ok(output)
+    }
+
+    /// Writes down which tables and plots the command has written.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Write`].
+    pub fn finish(mut self, files: &[PathBuf]) -> Result<(), ExperimentError> {
+        let names = files.iter().filter_map(|file| file.file_name()).map(|name| name.to_string_lossy().into_owned());
+        self.manifest.files = names.collect();
+        self.write_manifest()
+    }
+
+    fn write_manifest(&self) -> Result<(), ExperimentError> {
+        let text = toml::to_string(&self.manifest).map_err(|error| ExperimentError::write(&self.root, error))?;
+        self.write("run.toml", &text)
     }
 
     /// Path of a file in the directory.
@@ -133,6 +153,26 @@ impl Output {
         make_folder_of(&path)?;
         fs::write(&path, text).map_err(|error| ExperimentError::write(&path, error))
     }
+}
+
+/// Removes the tables and plots that the `run.toml` of a directory names.
+fn remove_files_of_before(root: &Path) -> Result<(), ExperimentError> {
+    let manifest = fs::read_to_string(root.join("run.toml")).ok().and_then(|text| text.parse::<toml::Table>().ok());
+    let files = manifest.as_ref().and_then(|manifest| manifest.get("files")?.as_array());
+    for name in files.into_iter().flatten().filter_map(toml::Value::as_str) {
+        // Whatever somebody wrote into the file: nothing outside the directory, and no other kind.
+        let path = Path::new(name);
+        let kind = path.extension().and_then(|kind| kind.to_str());
+        if path.file_name() == Some(path.as_os_str()) && matches!(kind, Some("csv" | "png" | "svg")) {
+            match fs::remove_file(root.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(ExperimentError::write(&root.join(name), error));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Makes the folder of a file that is about to be written.

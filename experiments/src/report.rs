@@ -138,7 +138,8 @@ impl Section {
                 writeln!(html, "<details><summary>experiment</summary><pre>{}</pre></details>", escaped(&experiment));
         }
         html += "<dl>\n";
-        for (key, value) in &self.manifest {
+        // The files are shown themselves.
+        for (key, value) in self.manifest.iter().filter(|(key, _)| *key != "files") {
             let _ = writeln!(html, "<dt>{}</dt><dd>{}</dd>", escaped(key), escaped(&said(value)));
         }
         html += "</dl>\n";

@@ -112,6 +112,7 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     if let Some(plot) = by_ranks(&experiment, &rows) {
         files.extend(plot::save(&plot, &output.path("scale"))?);
     }
+    output.finish(&files)?;
     let text = if args.json {
         json_text(&experiment, &decisions, &files)
     } else {

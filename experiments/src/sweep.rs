@@ -108,6 +108,7 @@ pub fn execute(experiment: &Experiment, source: &Source, root: &Path) -> Result<
         summary.broken =
             experiment.expect.iter().filter_map(|expect| broken(expect, experiment, &summary.rows)).collect();
     }
+    output.finish(&summary.files)?;
     Ok(summary)
 }
 

@@ -31,6 +31,37 @@ fn outputs_at_any_depth_become_sections_in_the_order_of_paths() {
     assert!(page.contains("<a href=\"#a/late/deep\">") && page.contains("<h2 id=\"a/late/deep\">"), "{page}");
 }
 
+/// A table or plot of an earlier run would stand in the page as if it were of the last one; what a person put there stays.
+#[test]
+fn what_an_earlier_run_wrote_is_gone_and_what_a_person_wrote_is_not() {
+    let folder = TempDir::new().expect("a temporary directory");
+    let sweep = |split: &str| {
+        let text = "question = \"?\"\nkernel = \"gemm_rs\"\ncluster = \"2x2-h200-efa\"\n\
+                    shape = { m = 1024, n = 1024, k = 256 }\n";
+        fs::write(folder.path().join("x.toml"), format!("{text}split = {split}\n")).expect("a file");
+        let ran = tilewire(folder.path(), "sweep x.toml -o out");
+        assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
+    };
+    let names = || {
+        let entries = fs::read_dir(folder.path().join("out")).expect("the output");
+        let mut names: Vec<_> =
+            entries.map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
+        names.sort();
+        names
+    };
+    sweep("{ compute = \"rest\", send = [2, 4], reduce = [4, 8] }");
+    assert!(names().contains(&"heat.svg".to_owned()), "{:?}", names());
+    fs::write(folder.path().join("out/notes.csv"), "a,b\n").expect("a file");
+    sweep("\"compute=120,send=4,reduce=8\"");
+    assert_eq!(names(), ["experiment.toml", "machines", "notes.csv", "rows.csv", "run.toml"]);
+    // Somebody's text in run.toml removes nothing elsewhere.
+    fs::write(folder.path().join("kept.csv"), "a,b\n").expect("a file");
+    fs::write(folder.path().join("out/run.toml"), "files = [\"../kept.csv\", \"experiment.toml\", 3]\n")
+        .expect("a file");
+    sweep("\"compute=120,send=4,reduce=8\"");
+    assert!(folder.path().join("kept.csv").is_file() && names().contains(&"notes.csv".to_owned()));
+}
+
 /// Folders of a file are made as those of a directory are.
 #[test]
 fn a_trace_a_schedule_and_a_page_go_into_new_folders() {
