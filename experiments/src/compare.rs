@@ -16,6 +16,7 @@ use crate::progress;
 use crate::provenance::{Output, wrote};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::Path;
 
 /// The times that both sides have.
@@ -111,6 +112,10 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
     let shown = Shown { joined: &joined, summary: &summary, left_out, recorded: &recorded };
     let mut text = if args.json { compare_tables::json_text(&shown) } else { compare_tables::text(&shown) };
     if !args.json {
+        let left = joined.len().saturating_sub(compare_plots::MAX_SHAPES);
+        if left > 0 {
+            let _ = writeln!(text, "no plots of the splits of {left} more schedules; compare fewer rows to see them");
+        }
         text += &wrote(&files);
     }
     let bounds = [

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use tilewire_kernels::RoleKind;
 
 /// Schedules that get plots of their own at most.
-const MAX_SHAPES: usize = 24;
+pub const MAX_SHAPES: usize = 24;
 /// Deviation that is shaded.
 const BAND: f64 = 0.05;
 
@@ -37,8 +37,9 @@ pub fn plots(joined: &[Joined], recorded: &[Recorded]) -> Vec<(String, Plot)> {
     ];
     for (g, j) in joined.iter().enumerate().take(MAX_SHAPES) {
         if let Some(role) = varying(j) {
-            let name =
-                format!("time_{}.{g:02}-{}-{}-{}", role.short(), j.case.name, j.case.target, j.case.problem.size());
+            let case = &j.case;
+            let kernel = case.name.to_owned() + case.fusion.suffix();
+            let name = format!("time_{}.{g:02}-{kernel}-{}-{}", role.short(), case.target, case.problem.size());
             plots.push((name, Plot::Line(against(j, role))));
         }
     }

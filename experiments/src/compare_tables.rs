@@ -233,24 +233,29 @@ pub fn text(shown: &Shown<'_>) -> String {
     }
     out += &table.without_constants(&["kernel", "cluster", "shape", "over"]).render(2);
 
-    let mut worst: Vec<&Pair> = joined.iter().flat_map(|j| &j.pairs).collect();
-    worst.sort_by(|a, b| error(b.phases[0]).total_cmp(&error(a.phases[0])));
-    let mut table = Table::new(["worst rows", "shape", "split", "measured_us", "predicted_us", "off", "bound_by"]);
-    for pair in worst.iter().take(WORST) {
+    let mut worst: Vec<(&Joined, &Pair)> = joined.iter().flat_map(|j| j.pairs.iter().map(move |p| (j, p))).collect();
+    worst.sort_by(|(_, a), (_, b)| error(b.phases[0]).total_cmp(&error(a.phases[0])));
+    let head =
+        ["worst rows", "form", "shape", "split", "measured_us", "predicted_us", "off", "bound_by", "file and line"];
+    let mut table = Table::new(head);
+    for (j, pair) in worst.into_iter().take(WORST) {
         let (measured, predicted) = pair.phases[0];
         let bound: String = pair.answer.prediction.bound_by.clone().into();
-        let shape: Vec<String> = pair.answer.shape.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let place = pair.row.place.rsplit('/').next().unwrap_or_default();
         table.row([
             format!("{} {}", pair.answer.kernel, pair.answer.cluster),
-            shape.join(","),
+            pair.answer.form.to_owned(),
+            j.case.problem.to_string(),
             pair.answer.split.to_string(),
             format!("{measured:.1}"),
             format!("{predicted:.1}"),
             format!("{:+.1}%", (predicted / measured - 1.0) * 100.0),
             bound,
+            place.to_owned(),
         ]);
     }
-    let _ = write!(out, "\n{}", table.render(2));
+    let kept = head.map(|name| if name == "form" { "" } else { name });
+    let _ = write!(out, "\n{}", table.without_constants(&kept).render(2));
 
     let _ = write!(out, "\n{}", by_kernel(joined).render(2));
     out += &compare_waits::text(recorded);

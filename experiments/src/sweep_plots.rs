@@ -9,7 +9,7 @@
 
 use crate::engine::Answer;
 use crate::experiment::Experiment;
-use crate::plan::{Case, Fusion};
+use crate::plan::Case;
 use crate::plot::Frame;
 use crate::plot::axis::Spread;
 use crate::plot::heat::HeatMap;
@@ -68,14 +68,9 @@ pub fn plots(experiment: &Experiment, rows: &[Row]) -> Vec<(String, Plot)> {
 }
 
 fn file_name(experiment: &Experiment, g: usize, case: &Case) -> String {
-    let form = match case.fusion {
-        Fusion::Fused => "",
-        Fusion::Unfused => "-unfused",
-        Fusion::BulkSynchronous => "-bulk_synchronous",
-    };
     // The number tells files apart, and the title says it in full: file systems take some 255 bytes.
     let set: String = experiment.set_behind("-", case).chars().take(100).collect();
-    format!("{g:02}-{}{form}-{}-{}{set}", case.name, case.target, case.problem.size())
+    format!("{g:02}-{}{}-{}-{}{set}", case.name, case.fusion.suffix(), case.target, case.problem.size())
 }
 
 /// Roles whose counts vary, those that vary freely: the one that takes the rest follows from the others.

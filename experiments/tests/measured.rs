@@ -178,3 +178,28 @@ fn a_fused_gain_is_over_bulk_synchronous_launches_where_those_were_measured() {
     let (sum, _) = gain(some(&["fused"]), "sum of its phases");
     assert!(sum > measured, "{sum}: what is added up knows no last wave and no shared clock");
 }
+
+/// Rows of two forms, more schedules than have plots: the worst rows are found by form, file and line, what has no plot is
+/// counted.
+#[test]
+fn the_worst_rows_can_be_found_and_missing_plots_are_counted() {
+    let directory = empty();
+    let file = data("h200-phases-2026-11-30.csv");
+    let output = tilewire(directory.path(), &["compare", &file.display().to_string(), "-o", "out"]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let worst: Vec<&str> = said.lines().skip_while(|line| !line.contains("worst rows")).skip(2).take(8).collect();
+    let measured = fs::read_to_string(&file).expect("rows");
+    for line in worst {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let place = words.last().expect("a place");
+        let number: usize =
+            place.strip_prefix("h200-phases-2026-11-30.csv:").and_then(|n| n.parse().ok()).expect(place);
+        let row = measured.lines().nth(number - 1).expect("a row");
+        assert!(row.starts_with(&format!("{},{},", words[0], words[2])), "{line}\n{row}");
+    }
+    assert!(said.contains("no plots of the splits of 16 more schedules"), "{said}");
+    let plots = fs::read_dir(directory.path().join("out")).expect("the output");
+    let names = plots.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"));
+    assert!(names.into_iter().any(|name| name.contains("-ag_gemm-bulk_synchronous-1x8-")));
+}

@@ -50,6 +50,15 @@ impl Fusion {
             Self::BulkSynchronous => "bulk_synchronous",
         }
     }
+
+    /// Behind a kernel in names of files; fused is what goes without saying.
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Fused => "",
+            Self::Unfused => "-unfused",
+            Self::BulkSynchronous => "-bulk_synchronous",
+        }
+    }
 }
 
 /// One prediction, every name looked up.
