@@ -93,12 +93,7 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     let path = output.path("rows.csv");
     let points = replicas.len() * splits.len();
     if points > 1 {
-        let ranks = experiment.cases().map(|(case, _)| case.target.cluster.ranks()).max().unwrap_or_default();
-        progress::say(&format!(
-            "{points} runs: {} points in {} replicates, up to {ranks} ranks",
-            splits.len(),
-            replicas.len()
-        ));
+        progress::say(&to_come(&experiment, splits.len(), replicas.len()));
     }
     let rows = replicates(&replicas, &splits, &path)?;
     if rows.len() < points {
@@ -144,6 +139,15 @@ fn splits(experiment: &Experiment) -> Result<Vec<RoleSplit>, ExperimentError> {
     let split = |point: &_| split(point).map_err(|error: ExperimentError| error.at(&experiment.shape_place));
     let found: Vec<Result<RoleSplit, ExperimentError>> = points.par_iter().map(split).collect();
     found.into_iter().collect()
+}
+
+/// How many runs there will be, and how large they are.
+fn to_come(experiment: &Experiment, points: usize, replicates: usize) -> String {
+    // Where symmetry decides how many ranks are simulated, few are.
+    let all = experiment.cases().filter(|(case, _)| case.noise || case.execution == Execution::Full);
+    let ranks = all.map(|(case, _)| case.target.cluster.ranks()).max();
+    let ranks = ranks.map_or_else(String::new, |ranks| format!(", every rank of up to {ranks} simulated"));
+    format!("{} runs: {points} points, {replicates} times{ranks}", points * replicates)
 }
 
 /// Runs all points of all replicates; returns the fields of their rows, replicate by replicate.
@@ -361,6 +365,20 @@ fn json_text(experiment: &Experiment, decisions: &[Decision], files: &[PathBuf])
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::Document;
+
+    #[test]
+    fn what_is_to_come_is_said_with_the_ranks_that_are_simulated_one_by_one() {
+        let text = "question = \"?\"\nkernel = \"gemm_rs\"\ncluster = [\"2x2-h200-efa\", \"4x2-h200-efa\"]\nsplit = \"auto\"\n\
+                    shape = { m = 2048, n = 1024, k = 512 }\n";
+        let said = |more: &str| {
+            let source = Source::new(None, None).expect("the embedded data");
+            let document = Document::new("x.toml".into(), &format!("{text}{more}"));
+            to_come(&Experiment::new("x".into(), &document, &source, 0).expect("an experiment"), 2, 20)
+        };
+        assert_eq!(said("noise = true"), "40 runs: 2 points, 20 times, every rank of up to 8 simulated");
+        assert_eq!(said("noise = false"), "40 runs: 2 points, 20 times");
+    }
 
     #[test]
     fn interval_of_a_sample_worked_by_hand() {
