@@ -117,7 +117,8 @@ impl Flags {
     }
 
     /// Adds to a flag; the add is visible at `visible`.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a call costs as much as the work")]
+    #[inline(always)]
     pub fn add(&mut self, timers: &mut Timers, rank: usize, flag: u32, add: u32, visible: u64) {
         let state = &mut self.state[rank * self.per_rank + flag as usize];
         if state.left < COUNTS_UP {

@@ -13,8 +13,8 @@ struct Batch {
 }
 
 impl Batch {
-    const fn new(ends: u128, class: u32, tag: u32, flow: u64) -> Self {
-        Self { low: ends as u64, high: (ends >> 64) as u64, flows: Flows { class, tag, set: flow } }
+    const fn new(ends: u128, class: u32, tag: u32, set: u64) -> Self {
+        Self { low: ends as u64, high: (ends >> 64) as u64, flows: Flows { class, tag, set } }
     }
 
     const fn ends(&self) -> u128 {
@@ -55,32 +55,32 @@ impl Group {
         self.list.is_empty()
     }
 
-    /// Adds a flow. The parts of a batch are put together in their place: a processor that stores them one by one elsewhere
+    /// Adds flows. The parts of a batch are put together in their place: a processor that stores them one by one elsewhere
     /// and copies them together waits for the stores. False if others end later.
     #[inline]
-    pub fn insert(&mut self, ends: u128, class: u32, tag: u32, flow: u64) -> bool {
+    pub fn insert(&mut self, ends: u128, class: u32, tag: u32, set: u64) -> bool {
         if self.list.last().is_some_and(|last| last.ends() > ends) {
-            self.insert_before_last(ends, class, tag, flow);
+            self.insert_before_last(ends, class, tag, set);
             return false;
         }
-        self.list.push(Batch::new(ends, class, tag, flow));
+        self.list.push(Batch::new(ends, class, tag, set));
         true
     }
 
-    /// Adds a flow to the last batch, if it is of this class and tag and that leaves its flows in the order in which they
+    /// Adds flows to the last batch, if it is of this class and tag and that leaves its flows in the order in which they
     /// came.
     #[inline]
-    pub fn join(&mut self, class: u32, tag: u32, flow: u64) -> bool {
-        self.list.last_mut().is_some_and(|last| last.flows.take(class, tag, flow))
+    pub fn join(&mut self, class: u32, tag: u32, set: u64) -> bool {
+        self.list.last_mut().is_some_and(|last| last.flows.take(class, tag, set))
     }
 
     /// Rare: most flows of a group have the same work. Kept out of line so that the other case stays short.
     #[cold]
     #[inline(never)]
-    fn insert_before_last(&mut self, ends: u128, class: u32, tag: u32, flow: u64) {
+    fn insert_before_last(&mut self, ends: u128, class: u32, tag: u32, set: u64) {
         let head = self.head as usize;
         let at = head + self.list[head..].partition_point(|batch| batch.ends() <= ends);
-        self.list.insert(at, Batch::new(ends, class, tag, flow));
+        self.list.insert(at, Batch::new(ends, class, tag, set));
     }
 
     /// Drops the flows that have ended by `now` and appends them.

@@ -41,12 +41,13 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Takes another flow if that leaves them in the order in which they came.
+    /// Takes more flows if that leaves them in the order in which they came.
     #[inline]
-    fn take(&mut self, class: u32, tag: u32, flow: u64) -> bool {
-        let takes = self.class == class && self.tag == tag && flow > self.set;
+    fn take(&mut self, class: u32, tag: u32, set: u64) -> bool {
+        let first = set & set.wrapping_neg();
+        let takes = self.class == class && self.tag == tag && first > self.set;
         if takes {
-            self.set |= flow;
+            self.set |= set;
         }
         takes
     }
@@ -339,13 +340,14 @@ impl Sharing {
         }
     }
 
-    /// Starts a flow of `work` picoseconds (at full speed) at time `now`; `tag` and its number below 64 are handed out at its
-    /// end. No two flows that run have the same. Rates follow at the next [`Sharing::solve`].
+    /// Starts flows of `work` picoseconds (at full speed) at time `now`, one for each bit of `set`, the lowest first; `tag`
+    /// and their bits are handed out at their end. No two flows that run have the same. Rates follow at the next
+    /// [`Sharing::solve`].
     #[expect(clippy::inline_always, reason = "twice per task from two places; a call costs as much as the work")]
     #[inline(always)]
-    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32, number: u32) {
+    pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32, set: u64) {
         let c = &mut self.classes[class as usize];
-        c.members += 1;
+        c.members += set.count_ones();
         if !c.touched {
             c.touched = true;
             self.touched.push(class);
@@ -353,7 +355,7 @@ impl Sharing {
         let group = &mut self.groups[c.group as usize];
         let recent = (now, work, tag);
         // Waves of equal flows are most of all.
-        if c.recent == recent && group.join(class, tag, 1 << number) {
+        if c.recent == recent && group.join(class, tag, set) {
             return;
         }
         c.recent = recent;
@@ -361,7 +363,7 @@ impl Sharing {
             (group.v, group.since, group.theta, group.idle) = (0, now, FULL_SPEED, false);
         }
         let ends = group.clock(now) + (u128::from(work) << 32);
-        if !group.insert(ends, class, tag, 1 << number) {
+        if !group.insert(ends, class, tag, set) {
             c.recent.0 = NEVER;
         }
     }

@@ -167,7 +167,7 @@ fn fast(network: &Network, sharing: &mut Sharing) -> Vec<u64> {
             }
         }
         while let Some(flow) = network.flows.get(started).filter(|flow| flow.start == now) {
-            sharing.start(flow.class as u32, now, flow.work, started as u32 / 64, started as u32 % 64);
+            sharing.start(flow.class as u32, now, flow.work, started as u32 / 64, 1 << (started % 64));
             started += 1;
         }
         sharing.solve(now, |_| {});
@@ -201,7 +201,7 @@ fn max_min_by_hand() {
     let b = sharing.add_class(0, false, [(0, 10_000)]);
     let c = sharing.add_class(0, false, [(1, 40_000)]);
     for class in [a, b, c] {
-        sharing.start(class, 0, 1_000_000, class, 0);
+        sharing.start(class, 0, 1_000_000, class, 1);
     }
     sharing.solve(0, |_| {});
     // Link 1 is full at 1/2 for a and b; c gets what is left of link 2: 25,000 of 40,000.
