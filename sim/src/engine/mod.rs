@@ -23,6 +23,7 @@ mod record;
 mod state;
 mod tables;
 mod timers;
+mod waves;
 mod workers;
 
 pub use flags::UNWATCHED;
@@ -304,7 +305,6 @@ impl<'a> Engine<'a> {
         ended
     }
 
-    #[inline(never)]
     fn run_ranks(&mut self, ranks: &mut [RankState]) -> Result<(), SimError> {
         let here: Vec<Here<'a>> = (0..self.c.ranks.len()).map(|rank| self.here(rank)).collect();
         for (h, own) in here.iter().zip(&mut *ranks) {

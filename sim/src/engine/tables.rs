@@ -24,6 +24,13 @@ pub(super) struct CostRow {
     pub crowd: u64,
 }
 
+impl CostRow {
+    /// A tile whose CTA is held until its output is written, the same whether another follows or not.
+    pub fn holds(&self) -> bool {
+        self.work == Work::Tile && self.out.class != NONE && self.drain != Drain::Overlap && self.deferred.class == NONE
+    }
+}
+
 /// A role of a program, as this run sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoleRow {
@@ -113,6 +120,8 @@ pub(super) struct Tables {
     /// Spans of the program that has most.
     pub spans: usize,
     pub compute_only: bool,
+    /// Some tiles hold their CTA, see [`CostRow::holds`].
+    pub some_hold: bool,
 }
 
 impl Tables {
@@ -135,6 +144,7 @@ impl Tables {
                 crowd: cost.crowd,
             }
         }));
+        self.some_hold = self.costs.iter().any(CostRow::holds);
         if self.any_early.len() != c.programs.len() {
             self.any_early = c.programs.iter().map(|p| p.tasks.iter().any(|task| task.early > 0)).collect();
             let slots = c.family_base.windows(2).map(|w| (w[1] - w[0]) as usize).enumerate();

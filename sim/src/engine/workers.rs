@@ -15,67 +15,6 @@ impl<'a> Here<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Lets the workers that can go on do so, lowest first, then hands out ready tasks, until nothing moves.
-    pub(super) fn advance_workers(&mut self, h: &Here<'a>, own: &mut RankState) {
-        loop {
-            for word in 0..self.t.words {
-                let mut bits = std::mem::take(&mut own.runnable[word]);
-                while bits != 0 {
-                    let w = word as u32 * 64 + bits.trailing_zeros();
-                    if self.steady && own.workers[w as usize].state == State::Filling {
-                        let begun = self.begin_alike(h, own, word, bits);
-                        bits &= !begun;
-                        if begun != 0 {
-                            continue;
-                        }
-                    }
-                    self.go_on(h, own, w);
-                    bits &= bits - 1;
-                }
-            }
-            if !self.serve_ready_role(h, own) {
-                break;
-            }
-        }
-    }
-
-    /// Begins equal tiles of the first workers of a word whose bits are set, and returns the bits of those that it began.
-    ///
-    /// As [`Engine::begin`] does it one by one, for waves of tiles whose first loads are there together.
-    #[inline(never)]
-    fn begin_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, bits: u64) -> u64 {
-        let RankState { workers, computing, .. } = own;
-        let (mut left, mut begun, mut of) = (bits, 0, u16::MAX);
-        let workers = &mut workers[word * 64..];
-        while left != 0 {
-            let worker = &mut workers[left.trailing_zeros() as usize];
-            if worker.state != State::Filling {
-                break;
-            }
-            let cost = h.tasks[worker.task as usize].cost;
-            if cost != of {
-                let row = &h.costs[usize::from(cost)];
-                let plain = row.work == Work::Tile && row.crowd == 0 && row.whole > 0 && worker.step == row.steps;
-                if begun != 0 || !plain {
-                    break;
-                }
-                of = cost;
-            } else if worker.step != h.costs[usize::from(cost)].steps {
-                break;
-            }
-            worker.state = State::Running;
-            worker.computing = true;
-            begun |= left & left.wrapping_neg();
-            left &= left - 1;
-        }
-        if begun != 0 {
-            *computing += begun.count_ones();
-            let row = &h.costs[usize::from(of)];
-            self.s.sharing.start(h.class0 + row.main, self.s.timers.now, row.whole, ended::MAIN | word as u32, begun);
-        }
-        begun
-    }
-
     /// Accounts the wait that ends now.
     fn end_wait(&self, own: &mut RankState, cta: &mut Cta) {
         let flag = own.flag_of(own.pauses[cta.w as usize].waited_for);

@@ -1,0 +1,105 @@
+//! Which workers go on, and what many do alike: tiles of a wave begin and end together.
+
+use super::state::{RankState, State};
+use super::{Engine, Here, ended};
+use crate::compile::{Flow, Work};
+
+impl<'a> Engine<'a> {
+    /// Lets the workers that can go on do so, lowest first, then hands out ready tasks, until nothing moves.
+    pub(super) fn advance_workers(&mut self, h: &Here<'a>, own: &mut RankState) {
+        loop {
+            for word in 0..self.t.words {
+                let mut bits = std::mem::take(&mut own.runnable[word]);
+                while bits != 0 {
+                    let w = word as u32 * 64 + bits.trailing_zeros();
+                    let alike = match own.workers[w as usize].state {
+                        State::Filling if self.steady => self.begin_alike(h, own, word, bits),
+                        State::Running if self.t.some_hold => self.end_alike(h, own, word, bits),
+                        _ => 0,
+                    };
+                    if alike == 0 {
+                        self.go_on(h, own, w);
+                        bits &= bits - 1;
+                    } else {
+                        bits &= !alike;
+                    }
+                }
+            }
+            if !self.serve_ready_role(h, own) {
+                break;
+            }
+        }
+    }
+
+    /// Begins equal tiles of the first workers of a word whose bits are set, and returns the bits of those that it began.
+    ///
+    /// As [`Engine::begin`] does it one by one, for waves of tiles whose first loads are there together.
+    #[inline(never)]
+    fn begin_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, bits: u64) -> u64 {
+        let RankState { workers, computing, .. } = own;
+        let (mut left, mut begun, mut of) = (bits, 0, u16::MAX);
+        let workers = &mut workers[word * 64..];
+        while left != 0 {
+            let worker = &mut workers[left.trailing_zeros() as usize];
+            if worker.state != State::Filling {
+                break;
+            }
+            let cost = h.tasks[worker.task as usize].cost;
+            if cost != of {
+                let row = &h.costs[usize::from(cost)];
+                let plain = row.work == Work::Tile && row.crowd == 0 && row.whole > 0 && worker.step == row.steps;
+                if begun != 0 || !plain {
+                    break;
+                }
+                of = cost;
+            } else if worker.step != h.costs[usize::from(cost)].steps {
+                break;
+            }
+            worker.state = State::Running;
+            worker.computing = true;
+            begun |= left & left.wrapping_neg();
+            left &= left - 1;
+        }
+        if begun != 0 {
+            *computing += begun.count_ones();
+            let row = &h.costs[usize::from(of)];
+            self.s.sharing.start(h.class0 + row.main, self.s.timers.now, row.whole, ended::MAIN | word as u32, begun);
+        }
+        begun
+    }
+
+    /// Lets the first workers of a word whose bits are set, whose main loops have ended, write equal tiles that nothing holds
+    /// back and that hold back their CTAs, and returns their bits. As [`Engine::main_ended`] does it one by one.
+    #[inline(never)]
+    fn end_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, bits: u64) -> u64 {
+        let (mut left, mut over) = (bits, 0);
+        let of = h.tasks[own.workers[word * 64 + bits.trailing_zeros() as usize].task as usize].cost;
+        let row = &h.costs[usize::from(of)];
+        if !row.holds() {
+            return 0;
+        }
+        while left != 0 {
+            let worker = &mut own.workers[word * 64 + left.trailing_zeros() as usize];
+            if worker.state != State::Running || worker.step != row.steps || worker.storing {
+                break;
+            }
+            let task = &h.tasks[worker.task as usize];
+            if task.cost != of || task.waits[2] > 0 {
+                break;
+            }
+            worker.state = State::Store;
+            worker.storing_task = worker.task;
+            own.computing -= u32::from(std::mem::take(&mut worker.computing));
+            for signal in h.program.early_signals_of(task) {
+                self.raise_one(h, own, signal, 0);
+            }
+            over |= left & left.wrapping_neg();
+            left &= left - 1;
+        }
+        if over != 0 {
+            let Flow { class, work } = row.out;
+            self.s.sharing.start(h.class0 + class, self.s.timers.now, work, ended::OUT | word as u32, over);
+        }
+        over
+    }
+}
