@@ -31,28 +31,20 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Begins equal tiles of the first workers of a word whose bits are set, and returns the bits of those that it began.
-    ///
-    /// As [`Engine::begin`] does it one by one, for waves of tiles whose first loads are there together.
+    /// Begins equal tiles of the first workers of a word whose bits are set, whose first loads are there, and returns their
+    /// bits. As [`Engine::begin`] does it one by one, where nothing but their cost decides how long they take.
     #[inline(never)]
     fn begin_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, bits: u64) -> u64 {
-        let RankState { workers, computing, .. } = own;
-        let (mut left, mut begun, mut of) = (bits, 0, u16::MAX);
-        let workers = &mut workers[word * 64..];
+        let (mut left, mut begun) = (bits, 0);
+        let of = h.tasks[own.workers[word * 64 + bits.trailing_zeros() as usize].task as usize].cost;
+        let row = &h.costs[usize::from(of)];
+        if row.work != Work::Tile || row.crowd > 0 || row.whole == 0 {
+            return 0;
+        }
         while left != 0 {
-            let worker = &mut workers[left.trailing_zeros() as usize];
-            if worker.state != State::Filling {
-                break;
-            }
-            let cost = h.tasks[worker.task as usize].cost;
-            if cost != of {
-                let row = &h.costs[usize::from(cost)];
-                let plain = row.work == Work::Tile && row.crowd == 0 && row.whole > 0 && worker.step == row.steps;
-                if begun != 0 || !plain {
-                    break;
-                }
-                of = cost;
-            } else if worker.step != h.costs[usize::from(cost)].steps {
+            let worker = &mut own.workers[word * 64 + left.trailing_zeros() as usize];
+            let alike = worker.state == State::Filling && worker.step == row.steps;
+            if !alike || h.tasks[worker.task as usize].cost != of {
                 break;
             }
             worker.state = State::Running;
@@ -61,8 +53,7 @@ impl<'a> Engine<'a> {
             left &= left - 1;
         }
         if begun != 0 {
-            *computing += begun.count_ones();
-            let row = &h.costs[usize::from(of)];
+            own.computing += begun.count_ones();
             self.s.sharing.start(h.class0 + row.main, self.s.timers.now, row.whole, ended::MAIN | word as u32, begun);
         }
         begun
