@@ -31,7 +31,7 @@ pub use pool::Pool;
 pub use record::{Run, TaskTime};
 
 use crate::SimError;
-use crate::compile::{Compiled, Form, Program, TaskC, WaitC};
+use crate::compile::{Compiled, Flow, Form, Program, TaskC, WaitC};
 use crate::share::Flows;
 use state::{RankState, RunState, State};
 use tables::{CostRow, Instant, RoleRow, Tables};
@@ -285,6 +285,13 @@ impl<'a> Engine<'a> {
     fn network_latency(&self, own: &mut RankState, nominal: u64) -> u64 {
         let Some((noise, own)) = self.c.noise.as_ref().zip(own.unsteady.as_mut()) else { return nominal.max(1) };
         own.network.spread(nominal, noise.network_sigma)
+    }
+
+    /// Starts flows of a rank now, see [`crate::share::Sharing::start`].
+    #[expect(clippy::inline_always, reason = "twice per task; a call costs as much as the work")]
+    #[inline(always)]
+    fn flow(&mut self, h: &Here<'a>, flow: Flow, tag: u32, set: u64) {
+        self.s.sharing.start(h.class0 + flow.class, self.s.timers.now, flow.work, tag, set);
     }
 
     /// Compute work of a rank at the speed of its clock. The demand on shared resources stays that of nominal speed.

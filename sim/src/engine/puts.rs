@@ -174,7 +174,7 @@ impl<'a> Engine<'a> {
         }
         state.active = true;
         let flow = h.program.puts[put as usize].flow;
-        self.s.sharing.start(h.class0 + flow.class, self.s.timers.now, flow.work, ended::MESSAGE | put, 1);
+        self.flow(h, flow, ended::MESSAGE | put, 1);
     }
 
     /// The last byte of a message has left.

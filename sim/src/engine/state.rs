@@ -243,6 +243,12 @@ impl DerefMut for Cta {
     }
 }
 
+/// Where a worker stands in words of workers: its word, and its bit there.
+#[inline]
+pub(super) fn bit_of(w: u32) -> (u32, u64) {
+    (w / 64, 1 << (w % 64))
+}
+
 impl RankState {
     /// Takes a worker out; [`RankState::put_back`] has to follow.
     #[inline]
@@ -256,6 +262,7 @@ impl RankState {
     }
 
     pub fn make_runnable(&mut self, w: u32) {
-        self.runnable[w as usize / 64] |= 1 << (w % 64);
+        let (word, bit) = bit_of(w);
+        self.runnable[word as usize] |= bit;
     }
 }

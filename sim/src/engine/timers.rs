@@ -6,6 +6,7 @@
 //! Most timers run for one of a few constant latencies, so that those of one kind are set in the order in which they
 //! fire: two queues take what comes in order, and a heap takes the rest.
 
+use super::state::bit_of;
 use crate::share::{NEVER, Sharing};
 use crate::tree::Tree;
 use std::cmp::Reverse;
@@ -144,7 +145,7 @@ impl Timers {
     /// Sets the timer of a worker that waits for its first loads.
     pub fn push_fill(&mut self, rank: usize, time: u64, worker: u32) {
         let fills = &mut self.ranks[rank].fills;
-        let (word, workers) = (worker / 64, 1 << (worker % 64));
+        let (word, workers) = bit_of(worker);
         match fills.back_mut() {
             Some(last) if last.time == time && last.word == word => last.workers |= workers,
             Some(last) if last.time > time => self.push(rank, time, kind::FILL, worker, 0),

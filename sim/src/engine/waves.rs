@@ -54,7 +54,7 @@ impl<'a> Engine<'a> {
         }
         if begun != 0 {
             own.computing += begun.count_ones();
-            self.s.sharing.start(h.class0 + row.main, self.s.timers.now, row.whole, ended::MAIN | word as u32, begun);
+            self.flow(h, Flow { class: row.main, work: row.whole }, ended::MAIN | word as u32, begun);
         }
         begun
     }
@@ -88,8 +88,7 @@ impl<'a> Engine<'a> {
             left &= left - 1;
         }
         if over != 0 {
-            let Flow { class, work } = row.out;
-            self.s.sharing.start(h.class0 + class, self.s.timers.now, work, ended::OUT | word as u32, over);
+            self.flow(h, row.out, ended::OUT | word as u32, over);
         }
         over
     }

@@ -1,10 +1,10 @@
 //! What a CTA (or a lane of one) does with a task: wait, work, write, signal, take the next.
 
-use super::state::{Cta, State};
+use super::state::{Cta, State, bit_of};
 use super::tables::CostRow;
 use super::timers::kind;
 use super::{Engine, Here, RankState, ended};
-use crate::compile::{NONE, SPAN, TaskC, WaitC, Work};
+use crate::compile::{Flow, NONE, SPAN, TaskC, WaitC, Work};
 use crate::share::NEVER;
 use tilewire_kernels::schedule::Drain;
 
@@ -210,13 +210,8 @@ impl<'a> Engine<'a> {
     fn run(&mut self, h: &Here<'a>, cta: &mut Cta, class: u32, work: u64) -> bool {
         cta.state = State::Running;
         if work > 0 {
-            self.s.sharing.start(
-                h.class0 + class,
-                self.s.timers.now,
-                work,
-                ended::MAIN | (cta.w / 64),
-                1 << (cta.w % 64),
-            );
+            let (word, bit) = bit_of(cta.w);
+            self.flow(h, Flow { class, work }, ended::MAIN | word, bit);
         }
         work == 0
     }
@@ -281,25 +276,17 @@ impl<'a> Engine<'a> {
         cost: &CostRow,
         (steps, to): (u32, u32),
     ) -> bool {
-        if self.steady && steps == cost.steps && cost.crowd == 0 {
-            own.computing += 1;
-            cta.computing = true;
-            return self.run(h, cta, cost.main, cost.whole);
-        }
-        self.run_unsteady_tile(h, own, cta, task, cost, (steps, to))
+        let plain = self.steady && steps == cost.steps && cost.crowd == 0;
+        let work = if plain { cost.whole } else { self.tile_work(h, own, cta.w, task, (steps, to)) };
+        own.computing += 1;
+        cta.computing = true;
+        self.run(h, cta, cost.main, work)
     }
 
-    /// As [`Engine::run_tile`], where more than the steps decides.
+    /// How long so many steps of a tile take, up to a step, where more than their number decides.
     #[inline(never)]
-    fn run_unsteady_tile(
-        &mut self,
-        h: &Here<'a>,
-        own: &mut RankState,
-        cta: &mut Cta,
-        task: &TaskC,
-        cost: &CostRow,
-        (steps, to): (u32, u32),
-    ) -> bool {
+    fn tile_work(&self, h: &Here<'a>, own: &mut RankState, w: u32, task: &TaskC, (steps, to): (u32, u32)) -> u64 {
+        let cost = h.cost_of(task);
         let mut work = u64::from(steps) * cost.step;
         if task.waits[1] > 0 && self.c.times.step_flag > 0 {
             work += self.step_flags(h, task, steps);
@@ -310,16 +297,11 @@ impl<'a> Engine<'a> {
                 work += cost.crowd * u64::from(own.computing);
             }
         }
-        if work > 0 {
-            own.computing += 1;
-            cta.computing = true;
+        let work = self.clocked(own, work);
+        if self.c.times.ahead_steps == 0 {
+            return work;
         }
-        let mut work = self.clocked(own, work);
-        if self.c.times.ahead_steps > 0 {
-            let ahead = std::mem::take(&mut own.pauses[cta.w as usize].ahead);
-            work = work.saturating_sub(ahead);
-        }
-        self.run(h, cta, cost.main, work)
+        work.saturating_sub(std::mem::take(&mut own.pauses[w as usize].ahead))
     }
 
     /// The first step that cannot run now, and what holds it back.
@@ -425,7 +407,7 @@ impl<'a> Engine<'a> {
     fn store(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, task: &'a TaskC) -> bool {
         let cost = h.cost_of(task);
         if cta.storing {
-            // The end of the store before wakes the cta.
+            // The end of the store before wakes the worker.
             cta.state = State::StoreBusy;
             return false;
         }
@@ -433,14 +415,12 @@ impl<'a> Engine<'a> {
             self.complete(h, own, cta);
             return true;
         }
-        if h.any_early {
-            for signal in h.program.early_signals_of(task) {
-                self.raise_one(h, own, signal, 0);
-            }
+        for signal in h.program.early_signals_of(task) {
+            self.raise_one(h, own, signal, 0);
         }
         let out = if cost.deferred.class != NONE && h.has_next(own, cta) { cost.deferred } else { cost.out };
-        let now = self.s.timers.now;
-        self.s.sharing.start(h.class0 + out.class, now, out.work, ended::OUT | (cta.w / 64), 1 << (cta.w % 64));
+        let (word, bit) = bit_of(cta.w);
+        self.flow(h, out, ended::OUT | word, bit);
         cta.storing_task = cta.task;
         if cost.drain == Drain::Overlap {
             cta.storing = true;
@@ -485,7 +465,7 @@ impl<'a> Engine<'a> {
         self.task_done(h, own, role);
     }
 
-    /// A task whose writes are done: signals, accounts, frees the cta.
+    /// A task whose writes are done: signals, accounts, frees the worker.
     pub(super) fn complete(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) {
         let now = self.s.timers.now;
         cta.state = State::Free;
