@@ -14,7 +14,7 @@ use crate::document::{Document, Node};
 use crate::error::ExperimentError;
 use crate::plan::{Case, Draft, Fusion, Source, SplitChoice};
 use axes::{Axes, Splits, grid_splits, placed};
-use claims::share;
+use claims::{Points, share};
 use std::collections::BTreeSet;
 use std::path::Path;
 use tilewire_kernels::OptionSet;
@@ -176,8 +176,9 @@ impl Experiment {
             return Err(split_node.refuse("no split of the grid fits the SMs of the machine; lower the counts"));
         }
         if let Some(node) = expect_node {
+            let points = Points::new(&experiment);
             experiment.expect =
-                node.list()?.iter().map(|node| experiment.expectation(node)).collect::<Result<_, _>>()?;
+                node.list()?.iter().map(|node| Expect::read(&points, node)).collect::<Result<_, _>>()?;
         }
         if let Some(node) = hypothesis_node {
             let draws = experiment.cases().any(|(case, _)| case.draws());
@@ -185,10 +186,15 @@ impl Experiment {
                 return Err(node.refuse("nothing is drawn without noise, so one run decides; remove it"));
             }
             let replicates = replicates.map_or(Ok(20), |node| node.whole(2, MAX_REPLICATES))?;
+            let points = Points::new(&experiment);
             experiment.study = Some(Study {
                 replicates: if draws { replicates } else { 1 },
                 confidence: confidence.map_or(Ok(0.95), |node| share(&node))?,
-                hypotheses: node.list()?.iter().map(|node| experiment.hypothesis(node)).collect::<Result<_, _>>()?,
+                hypotheses: node
+                    .list()?
+                    .iter()
+                    .map(|node| Hypothesis::read(&points, node))
+                    .collect::<Result<_, _>>()?,
             });
         }
         Ok(experiment)

@@ -4,12 +4,12 @@ use crate::cli::PredictArgs;
 use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::plan::{Case, SplitChoice};
+use crate::progress;
 use crate::provenance::{self, Output};
 use crate::table::Table;
-use crate::tune;
 use serde::Serialize;
 use std::fmt::Write as _;
-use tilewire_sim::tune::Tuned;
+use tilewire_sim::tune::{TuneConfig, Tuned};
 
 /// Waits that are printed.
 const SHOWN_WAITS: usize = 8;
@@ -26,7 +26,7 @@ pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
     let (split, tuned) = match case.split {
         SplitChoice::Fixed(split) => (split, None),
         SplitChoice::Auto => {
-            let tuned = tune::search(&prepared, &case, &prepared.prompt())?;
+            let tuned = search(&prepared, &case, &prepared.prompt())?;
             (tuned.split, Some(tuned))
         }
     };
@@ -49,6 +49,14 @@ pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
         format!(" (tuned: {tried} of {} legal splits simulated, certified gap {gap:.2} %)", tuned.splits)
     });
     Ok(if args.json { json } else { text(&case, &answer, &how) })
+}
+
+/// Searches the best split while a person looks on.
+pub fn search(prepared: &Prepared, case: &Case, config: &TuneConfig) -> Result<Tuned, ExperimentError> {
+    let counter = progress::counter("simulations");
+    let tuned = prepared.tune(case, config, &|done| counter.set_position(done as u64));
+    counter.finish_and_clear();
+    tuned
 }
 
 /// An answer, and how far its split can be from the best.

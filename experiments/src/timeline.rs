@@ -14,6 +14,7 @@ use crate::engine::Prepared;
 use crate::error::ExperimentError;
 use crate::measure_row::MeasuredRow;
 use crate::plan::{Case, Source, in_row};
+use crate::provenance::make_folder_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -73,9 +74,7 @@ pub fn write(
     schedule: &Schedule,
     tasks: &[TaskTime],
 ) -> Result<(), ExperimentError> {
-    if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder).map_err(|error| ExperimentError::write(folder, error))?;
-    }
+    make_folder_of(file)?;
     std::fs::write(file, text(fields, schedule, tasks)).map_err(|error| ExperimentError::write(file, error))
 }
 

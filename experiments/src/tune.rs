@@ -5,7 +5,6 @@ use crate::engine::{Answer, Prepared};
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Draft, Fusion};
 use crate::predict::{self, us};
-use crate::progress;
 use crate::provenance::Output;
 use crate::table::Table;
 use std::collections::BTreeSet;
@@ -47,7 +46,7 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         let budget = args.budget.map(|budget| budget as usize).or(prepared.prompt().budget);
         TuneConfig { budget, gap: args.gap / 100.0 }
     };
-    let tuned = search(&prepared, &case, &config)?;
+    let tuned = predict::search(&prepared, &case, &config)?;
     let answer = prepared.predict(&case, &tuned.split)?;
     if let Some(root) = &args.output {
         let output =
@@ -58,14 +57,6 @@ pub fn run(args: &TuneArgs) -> Result<String, ExperimentError> {
         return Ok(predict::json(&answer, Some(&tuned)));
     }
     Ok(text(&case, &answer, &tuned))
-}
-
-/// Searches the best split while a person looks on.
-pub fn search(prepared: &Prepared, case: &Case, config: &TuneConfig) -> Result<Tuned, ExperimentError> {
-    let counter = progress::counter("simulations");
-    let tuned = prepared.tune(case, config, &|done| counter.set_position(done as u64));
-    counter.finish_and_clear();
-    tuned
 }
 
 fn text(case: &Case, answer: &Answer, tuned: &Tuned) -> String {

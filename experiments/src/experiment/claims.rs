@@ -68,14 +68,14 @@ pub enum Of {
     Every,
 }
 
-impl Experiment {
+impl Expect {
     /// A claim about the rows.
-    pub(super) fn expectation(&self, node: &Node<'_>) -> Result<Expect, ExperimentError> {
+    pub(super) fn read(points: &Points, node: &Node<'_>) -> Result<Self, ExperimentError> {
         let table =
             node.table().ok_or_else(|| node.refuse("allowed: a table with claim, of, column, at_least, at_most"))?;
         let column = number_column(&table.require("column")?)?;
         let place = table.get("where");
-        let expect = Expect {
+        let expect = Self {
             claim: table.require("claim")?.text()?.to_owned(),
             of: table.require("of")?.word(&[("best", Of::Best), ("worst", Of::Worst), ("every", Of::Every)])?,
             column,
@@ -85,7 +85,6 @@ impl Experiment {
         };
         claims_something(&table, expect.at_least, expect.at_most)?;
         table.finish()?;
-        let points = Points::new(self);
         // What only a run tells is looked up when it is over.
         let known = expect.filter.iter().filter(|(name, _)| points.knows(name));
         let left = points.that_have(&place.unwrap_or_else(|| node.clone()), known)?;
@@ -94,15 +93,16 @@ impl Experiment {
         }
         Ok(expect)
     }
+}
 
+impl Hypothesis {
     /// A claim about one point or two.
-    pub(super) fn hypothesis(&self, node: &Node<'_>) -> Result<Hypothesis, ExperimentError> {
+    pub(super) fn read(points: &Points, node: &Node<'_>) -> Result<Self, ExperimentError> {
         let table = node
             .table()
             .ok_or_else(|| node.refuse("allowed: a table with claim, column, of, than, at_least, at_most"))?;
         let column = number_column(&table.require("column")?)?;
-        let points = Points::new(self);
-        let hypothesis = Hypothesis {
+        let hypothesis = Self {
             claim: table.require("claim")?.text()?.to_owned(),
             column,
             of: points.the_one(&table.require("of")?)?,
@@ -112,11 +112,7 @@ impl Experiment {
         };
         claims_something(&table, hypothesis.at_least, hypothesis.at_most)?;
         table.finish()?;
-        if [Some(hypothesis.of), hypothesis.than]
-            .into_iter()
-            .flatten()
-            .any(|point| points.lacks(point, &hypothesis.column))
-        {
+        if [hypothesis.of].into_iter().chain(hypothesis.than).any(|point| points.lacks(point, &hypothesis.column)) {
             return Err(node.refuse(format!("a point that the claim is about has no {}", hypothesis.column)));
         }
         if hypothesis.than == Some(hypothesis.of) {
@@ -127,7 +123,7 @@ impl Experiment {
 }
 
 /// The points of an experiment, as far as their rows are known before a run.
-struct Points {
+pub(super) struct Points {
     /// Columns of rows.csv.
     columns: Vec<String>,
     /// Those that are known, in order.
@@ -139,7 +135,7 @@ struct Points {
 }
 
 impl Points {
-    fn new(experiment: &Experiment) -> Self {
+    pub(super) fn new(experiment: &Experiment) -> Self {
         let columns = row::columns();
         let end = columns.iter().position(|column| column == "status").expect("a column of every row");
         let groups = &experiment.groups;
