@@ -35,8 +35,8 @@ static double quantile(std::vector<double> v, double q) {
   return v[std::min(v.size() - 1, size_t(q * (v.size() - 1) + 0.5))];
 }
 
-// Matrix as (64 columns, rows, column blocks): see tma.cuh. `box_blocks` column blocks per instruction.
-static TensorMap make_map(void* base, uint64_t rows, uint64_t cols, uint32_t box_rows, uint32_t box_blocks) {
+static TensorMap encode_map(void* base, std::vector<cuuint64_t> dims, std::vector<cuuint64_t> strides, std::vector<cuuint32_t> box,
+                            CUtensorMapSwizzle swizzle) {
   typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                              const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -48,20 +48,22 @@ static TensorMap make_map(void* base, uint64_t rows, uint64_t cols, uint32_t box
     encode = (Encode)f;
   }
   CUtensorMap m;
-  cuuint64_t dims[3] = {64, rows, cols / 64};
-  cuuint64_t strides[2] = {cols * 2, 128};
-  cuuint32_t box[3] = {64, box_rows, box_blocks};
-  cuuint32_t unit[3] = {1, 1, 1};
-  CUresult r = encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, base, dims, strides, box, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  std::vector<cuuint32_t> unit(dims.size(), 1);
+  CUresult r = encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, cuuint32_t(dims.size()), base, dims.data(), strides.data(), box.data(),
+                      unit.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (r != CUDA_SUCCESS) {
-    fprintf(stderr, "cuTensorMapEncodeTiled: %d (rows %lu cols %lu)\n", int(r), rows, cols);
+    fprintf(stderr, "cuTensorMapEncodeTiled: %d (%lu x %lu)\n", int(r), dims[0], dims[1]);
     exit(1);
   }
   TensorMap t;
   static_assert(sizeof(t) == sizeof(m), "");
   memcpy(&t, &m, sizeof t);
   return t;
+}
+// Matrix as (64 columns, rows, column blocks): see tma.cuh. `box_blocks` column blocks per instruction.
+static TensorMap make_map(void* base, uint64_t rows, uint64_t cols, uint32_t box_rows, uint32_t box_blocks) {
+  return encode_map(base, {64, rows, cols / 64}, {cols * 2, 128}, {64, box_rows, box_blocks}, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 // Uniform in [-1, 1), a hash of the position: fresh for each seed.

@@ -68,6 +68,7 @@ struct Run {
     p.chain = nullptr;
   }
   bool ping = false;
+  cudaStream_t stream = 0;
   void launch(int slot, bool with_done = false) {
     CopyWork w = {pool, pool ? pool + pool_bytes / 2 : nullptr, copy_ctas ? pool_bytes / 2 / 64 / 16384 / 12 * 16384 * 12 : 0,
                   (with_done || copy_ctas) ? done_word : nullptr, ping ? ping_words : nullptr};
@@ -75,7 +76,7 @@ struct Run {
     if (w.done) CHECK(cudaMemsetAsync(done_word, 0, 4));
     CtaStats* s = stats + (slot % kStatSlots) * 132;
     void* args[] = {&ma, &mb, &mc, &p, &w, &s};
-    CHECK(cudaLaunchKernel(v->kernel, dim3(ctas + copy_ctas), dim3(kGemmThreads), args, v->smem, 0));
+    CHECK(cudaLaunchKernel(v->kernel, dim3(ctas + copy_ctas), dim3(kGemmThreads), args, v->smem, stream));
   }
 };
 
@@ -443,6 +444,121 @@ static void mixes() {
       printf("mix 1 write in %10u reads ctas %3d: reads %7.1f writes %7.1f sum %7.1f GB/s\n", every, c, g * reads, g * writes, g * (reads + writes));
       raw("mix,%u,%d,%.2f,%.2f,%.0f\n", every, c, g * reads, g * writes, probe_mhz);
     }
+}
+
+// A map of (columns, rows) whose box is 256 columns of one row, as gather_boxes takes them.
+static TensorMap make_row_map(void* base, uint64_t rows, uint64_t cols) {
+  return encode_map(base, {cols, rows}, {cols * 2}, {256, 1}, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+// Rows by boxes, alone and beside a GEMM that owns `ctas` SMs: two streams that stay full, read between 250 and 450 ms.
+static void gathers() {
+  const uint64_t row_bytes = 14336, table_rows = 1 << 16, out_rows = 132ull * 128 * 16;
+  const uint32_t smem = 16 * row_bytes + 128;
+  CHECK(cudaMalloc(&pool, (table_rows + out_rows) * row_bytes));
+  random_bf16(pool, table_rows * row_bytes / 2, 9);
+  uint8_t* out = pool + table_rows * row_bytes;
+  std::vector<uint32_t> rows(out_rows);
+  uint64_t x = 88172645463325252ull;
+  for (auto& r : rows) { x ^= x << 13; x ^= x >> 7; x ^= x << 17; r = uint32_t(x % table_rows); }
+  uint32_t *drows, *counters;
+  CHECK(cudaMalloc(&drows, rows.size() * 4));
+  CHECK(cudaMemcpy(drows, rows.data(), rows.size() * 4, cudaMemcpyHostToDevice));
+  CHECK(cudaMalloc(&counters, out_rows));
+  CHECK(cudaMemset(counters, 0, out_rows));
+  const TensorMap from = make_row_map(pool, table_rows, row_bytes / 2), to = make_row_map(out, out_rows, row_bytes / 2);
+  CHECK(cudaFuncSetAttribute((void*)gather_boxes, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+  CHECK(cudaFuncSetAttribute((void*)gather_serial16_visible, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+  CtaStats* gather_stats;
+  CHECK(cudaMalloc(&gather_stats, kStatSlots * 132 * sizeof(CtaStats)));
+  // By boxes, or as plain bulk copies of whole rows.
+  auto gather = [&](bool by_boxes, int ctas, uint32_t slices, int slot, cudaStream_t stream, uint32_t box_count = 28) {
+    CtaStats* s = gather_stats + (slot % kStatSlots) * 132;
+    uint32_t count = slices * 16, bytes = row_bytes;
+    void* boxed[] = {(void*)&from, (void*)&to, &drows, &slices, &box_count, &counters, &s};
+    void* plain[] = {&out, &pool, &drows, &count, &bytes, &s};
+    CHECK(cudaLaunchKernel(by_boxes ? (void*)gather_boxes : (void*)gather_serial16_visible, dim3(ctas), dim3(by_boxes ? 384 : 32),
+                           by_boxes ? boxed : plain, smem, stream));
+  };
+  std::vector<CtaStats> g(size_t(kStatSlots) * 132), h(size_t(kStatSlots) * 132);
+  auto read = [&](std::vector<CtaStats>& into, CtaStats* from_device) {
+    CHECK(cudaMemcpy(into.data(), from_device, into.size() * sizeof(CtaStats), cudaMemcpyDeviceToHost));
+  };
+  // Every row where it belongs.
+  CHECK(cudaMemset(out, 0xff, out_rows * row_bytes));
+  gather(true, 132, 128, 0, 0);
+  CHECK(cudaDeviceSynchronize());
+  std::vector<uint8_t> there(row_bytes), here(row_bytes);
+  int wrong = 0;
+  for (uint64_t i = 0; i < out_rows; i += 997) {
+    CHECK(cudaMemcpy(here.data(), out + i * row_bytes, row_bytes, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(there.data(), pool + rows[i] * row_bytes, row_bytes, cudaMemcpyDeviceToHost));
+    wrong += here != there;
+  }
+  printf("gather by boxes: %d of %d rows wrong\n", wrong, int(out_rows / 997 + 1));
+  raw("gather_check,%d\n", wrong);
+  const uint32_t slices = 64;
+  for (uint32_t boxes : {28u, 14u, 7u, 1u, 0u})  // of a row; 0: the whole row as a plain bulk copy
+    for (int ctas : {1, 32, 44, 132}) {
+      std::vector<double> us, mhz;
+      for (int i = 0; i < 13; ++i) gather(boxes != 0, ctas, slices, i, 0, boxes);
+      CHECK(cudaDeviceSynchronize());
+      read(g, gather_stats);
+      for (int i = 2; i < 13; ++i)
+        for (int c = 0; c < ctas; ++c) {
+          const CtaStats& s = g[size_t(i) * 132 + c];
+          us.push_back((s.end_ns - s.begin_ns) * 1e-3 / slices);
+          mhz.push_back(double(s.cycles) / double(s.end_ns - s.begin_ns) * 1e3);
+        }
+      printf("gather, %2u boxes a row, ctas %3d alone: %.2f us a slice of 16 rows, %.0f MHz\n", boxes, ctas, median(us), median(mhz));
+      raw("gather_slice,%u,%d,0,%.3f,%.0f,,\n", boxes, ctas, median(us), median(mhz));
+    }
+  cudaStream_t one, two;
+  CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
+  CHECK(cudaStreamCreateWithFlags(&two, cudaStreamNonBlocking));
+  struct Beside { int compute, ctas, kind; };  // kind: 0 nothing, 1 boxes, 2 rows
+  for (int turn = 0; turn < 2; ++turn)
+  for (Beside b : {Beside{80, 44, 0}, Beside{80, 44, 1}, Beside{80, 44, 2}, Beside{92, 32, 0}, Beside{92, 32, 1}, Beside{72, 44, 0}, Beside{72, 44, 1}}) {
+    Run r("gemm_w_o", 65536, 2048, 7168, b.compute, 1);
+    r.stream = one;
+    const int gemms = 160, launches = b.kind ? kStatSlots : 0;
+    const uint32_t each = b.kind == 1 ? 12 : 60;  // of about half a millisecond, 160 GEMMs of 4
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemset(stats, 0, size_t(kStatSlots) * 132 * sizeof(CtaStats)));
+    CHECK(cudaMemset(gather_stats, 0, size_t(kStatSlots) * 132 * sizeof(CtaStats)));
+    int sent = 0;
+    for (int i = 0; i < gemms; ++i) {
+      r.launch(i);
+      for (; sent < launches * (i + 1) / gemms; ++sent) gather(b.kind == 1, b.ctas, each, sent, two);
+    }
+    CHECK(cudaDeviceSynchronize());
+    read(h, stats);
+    read(g, gather_stats);
+    const double tiles = double(r.p.tiles) / b.compute;
+    const uint64_t start = h[0].begin_ns;
+    std::vector<double> us, mhz, slice;
+    uint64_t last = 0;
+    for (int i = 0; i < launches; ++i)
+      for (int c = 0; c < b.ctas; ++c) {
+        const CtaStats& s = g[size_t(i) * 132 + c];
+        const double ms = (double(s.begin_ns) - double(start)) * 1e-6;
+        last = std::max<uint64_t>(last, s.end_ns);
+        if (ms > 250 && ms < 450) slice.push_back((s.end_ns - s.begin_ns) * 1e-3 / each);
+      }
+    for (int i = 0; i < gemms; ++i)
+      for (int c = 0; c < b.compute; ++c) {
+        const CtaStats& s = h[size_t(i) * 132 + c];
+        const double ms = (double(s.begin_ns) - double(start)) * 1e-6;
+        if (ms > 250 && ms < 450) {
+          us.push_back((s.end_ns - s.begin_ns) * 1e-3 / tiles);
+          mhz.push_back(double(s.cycles) / double(s.end_ns - s.begin_ns) * 1e3);
+        }
+      }
+    const char* kind = b.kind == 0 ? "nothing" : b.kind == 1 ? "boxes" : "rows";
+    printf("gemm_w_o 65536x2048x7168 on %d CTAs beside %d that gather by %s: %.2f us a tile, %.0f MHz; %.2f us a slice (gathers end at %.0f ms)\n", b.compute,
+           b.kind ? b.ctas : 0, kind, median(us), median(mhz), median(slice), (double(last) - double(start)) * 1e-6);
+    raw("gather_slice,%d,%d,%d,%.3f,,%.3f,%.0f\n", b.kind == 1 ? 28 : 0, b.kind ? b.ctas : 0, b.compute, median(slice), median(us), median(mhz));
+  }
 }
 
 static void launch_costs() {
@@ -835,6 +951,7 @@ int main(int argc, char** argv) {
   }
   if (cmd == "interference") { setup(1ull << 30); for (auto& n : list(2)) for (int c : numbers(3)) { interference(n, c, 8192, 4); interference(n, c, 512, 40); } return 0; }
   if (cmd == "moves") { setup(64ull << 20); copies_and_reductions(); return 0; }
+  if (cmd == "gathers") { setup(1ull << 30); gathers(); return 0; }
   if (cmd == "mixes") { setup(64ull << 20); mixes(); return 0; }
   if (cmd == "launch") { setup(64ull << 20); launch_costs(); return 0; }
   fprintf(stderr, "usage: lab check|ctas|k|paired|interference|moves|mixes|launch ...\n");

@@ -1,6 +1,18 @@
 // Small kernels that each read one number off the card.
 #include "copy.cuh"
+#include "flags.cuh"
 #include "reduce.cuh"
+
+// One box of a (columns, rows) map without swizzle.
+DEVICE void tma_load_box(u32 dst, const TensorMap* map, u32 bar, u32 column, u32 row) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst),
+               "l"(map), "r"(bar), "r"(column), "r"(row)
+               : "memory");
+}
+DEVICE void tma_store_box(const TensorMap* map, u32 src, u32 column, u32 row) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(src), "r"(column), "r"(row)
+               : "memory");
+}
 
 struct ProbeStats {
   u64 begin_ns, end_ns, cycles, bytes;
@@ -82,6 +94,39 @@ GATHER_KERNEL(gather_serial16_read, 16, (gather_serial<16, false>(smem, bars, ro
 GATHER_KERNEL(gather_serial16_visible, 16, (gather_serial<16, true>(smem, bars, row_bytes, table, rows, count, dst)))
 GATHER_KERNEL(gather_serial1_visible, 1, (gather_serial<1, true>(smem, bars, row_bytes, table, rows, count, dst)))
 GATHER_KERNEL(gather_pipelined16, 16, (gather_pipelined<16, 4>(smem, bars, row_bytes, table, rows, count, dst)))
+
+// Rows of a table by boxes of 512 bytes, as a kernel without plain bulk copies moves vectors: 16 lanes of a warp load a row
+// each, all boxes in flight, wait, store it box by box behind a proxy fence each, wait until it is visible, and raise a
+// counter once for all. A tensor map's box takes 256 elements a side, so a row of 14,336 bytes is 28 of them.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    gather_boxes(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to, const u32* rows_all, u32 slices,
+                 u32 boxes, u32* counters, ProbeStats* stats) {
+  constexpr u32 kLanes = 16, kBoxElements = 256, kBoxBytes = 512;
+  const u32 smem = smem_address(dynamic_smem), bars = smem + kLanes * boxes * kBoxBytes;
+  const u64 begin = globaltimer_ns(), c0 = clock_cycles();
+  const u32 lane = threadIdx.x;
+  if (lane < 32) {
+    for (u32 s = 0; s < slices; ++s) {
+      const u32 slice = blockIdx.x * slices + s;
+      if (lane < kLanes) {
+        const u32 row = rows_all[slice * kLanes + lane], bar = bars + lane * 8, here = smem + lane * boxes * kBoxBytes;
+        mbarrier_init(bar, 1);
+        mbarrier_arrive_expect_bytes(bar, boxes * kBoxBytes);
+        for (u32 i = 0; i < boxes; ++i) tma_load_box(here + i * kBoxBytes, &from, bar, i * kBoxElements, row);
+        mbarrier_wait_bounded(bar, 0);
+        for (u32 i = 0; i < boxes; ++i) {
+          fence_smem_to_async();
+          tma_store_box(&to, here + i * kBoxBytes, i * kBoxElements, slice * kLanes + lane);
+        }
+        store_commit();
+        store_wait_visible<0>();
+      }
+      __syncwarp();
+      if (lane == 0) flag_add_release(counters + slice / 8, kLanes);
+    }
+  }
+  probe_record(stats, begin, c0, u64(slices) * kLanes * boxes * kBoxBytes);
+}
 
 // Every chunk is loaded, every `reads_per_write`-th also stored; 0: nothing is loaded, every chunk is stored. Twelve chunks
 // are in flight, at most four of them still read by stores.

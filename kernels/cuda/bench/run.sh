@@ -102,7 +102,9 @@ case $run in
   echo $profiled >"$out/profiled.txt"
   step ncu --clock-control none --kernel-name regex:gemm_ --metrics dram__bytes_read.sum,dram__bytes_write.sum --csv \
     --log-file "$out/ncu.csv" "$lab" one $profiled ;;
+11) # rows by boxes, alone and beside a product
+  lab gathers ;;
 *)
-  echo "run.sh: runs are 1 to 7, 9 and 10" >&2
+  echo "run.sh: runs are 1 to 7 and 9 to 11" >&2
   exit 2 ;;
 esac 2>&1 | tee "$out/log$run.txt"
