@@ -269,18 +269,19 @@ impl Data {
         self.read("published/fit_parameters.csv", rows::fit_parameters)
     }
 
-    /// How a system's bars of one kernel were measured.
+    /// How a system's bar of one kernel and size was measured.
     ///
     /// # Errors
     /// [`DataError::NoProtocol`] when that is not known.
-    pub fn protocol(&self, kernel: &str, system: System) -> Result<PublishedProtocol, DataError> {
+    pub fn protocol(&self, kernel: &str, system: System, size: u64) -> Result<PublishedProtocol, DataError> {
         let known = self.protocols()?;
-        known.into_iter().find(|row| row.kernel == kernel && row.system == system).ok_or_else(|| {
-            DataError::NoProtocol {
-                file: self.display("published/protocols.csv"),
-                kernel: kernel.to_owned(),
-                system: system.name(),
-            }
+        let is = |row: &PublishedProtocol| {
+            row.kernel == kernel && row.system == system && row.up_to.is_none_or(|largest| size <= largest)
+        };
+        known.into_iter().find(is).ok_or_else(|| DataError::NoProtocol {
+            file: self.display("published/protocols.csv"),
+            kernel: kernel.to_owned(),
+            system: system.name(),
         })
     }
 

@@ -63,7 +63,7 @@ pub struct Answer {
     pub execution: &'static str,
     /// Protocol.
     pub protocol: &'static str,
-    /// How warm the card is.
+    /// How warm the card is; "mixed" where a loop began on a cold one.
     pub clock: &'static str,
     /// Seed.
     pub seed: u64,
@@ -174,8 +174,7 @@ impl Prepared {
     /// # Errors
     /// [`ExperimentError::Sim`].
     pub fn predict(&self, case: &Case, split: &RoleSplit) -> Result<Answer, ExperimentError> {
-        let ps = |_: &Simulation, prediction: &Prediction| (prediction.time_us * 1e6) as u64;
-        let (prediction, clock) = self.by_clock(|simulation| simulation.predict(split), ps)?;
+        let (prediction, clock) = self.predicted(split).map_err(|source| self.error(source))?;
         Ok(Answer {
             kernel: case.name,
             form: case.fusion.name(),
@@ -189,7 +188,7 @@ impl Prepared {
             mode: case.mode(),
             execution: case.execution_name(),
             protocol: case.protocol_name(),
-            clock: clock_name(clock),
+            clock,
             seed: case.seed,
             noise: case.noise,
             prediction,
@@ -200,21 +199,34 @@ impl Prepared {
         })
     }
 
-    /// What the simulation with the clock of the run finds: a loop that ends before the power limit takes hold was timed on
-    /// a cold card. `ps` is the time that a clock shows of what it found.
+    /// The prediction and its clock. A loop whose first launches ran on a cold card shows the mean of both.
+    fn predicted(&self, split: &RoleSplit) -> Result<(Prediction, &'static str), SimError> {
+        let later = || self.simulation.predict(split);
+        let Some(cold) = &self.cold else { return Ok((later()?, clock_name(self.clock))) };
+        let found = cold.predict(split)?;
+        let share = cold.cold_share((found.time_us * 1e6) as u64);
+        if share >= 1.0 {
+            return Ok((found, clock_name(Clock::Cold)));
+        }
+        let later = later()?;
+        Ok(if share <= 0.0 { (later, clock_name(self.clock)) } else { (found.averaged(&later, share), "mixed") })
+    }
+
+    /// What the simulation finds with the clock that most of what the loop shows had. `ps` is the time that a clock shows of
+    /// what it found.
     fn by_clock<T>(
         &self,
         find: impl Fn(&Simulation) -> Result<T, SimError>,
         ps: impl Fn(&Simulation, &T) -> u64,
-    ) -> Result<(T, Clock), ExperimentError> {
+    ) -> Result<T, ExperimentError> {
         let found = || {
             if let Some(cold) = &self.cold {
                 let found = find(cold)?;
-                if cold.stays_cold(ps(cold, &found)) {
-                    return Ok((found, Clock::Cold));
+                if cold.cold_share(ps(cold, &found)) > 0.5 {
+                    return Ok(found);
                 }
             }
-            Ok((find(&self.simulation)?, self.clock))
+            find(&self.simulation)
         };
         found().map_err(|source| self.error(source))
     }
@@ -237,8 +249,7 @@ impl Prepared {
         }
         let start = case.published.as_slice();
         // No split is faster with the other clock. Where the best one is too slow for this clock, all are.
-        let found = self.by_clock(|simulation| tune(simulation, start, config, progress), |_, tuned| tuned.time_ps);
-        found.map(|(tuned, _)| tuned)
+        self.by_clock(|simulation| tune(simulation, start, config, progress), |_, tuned| tuned.time_ps)
     }
 
     /// Runs a split and keeps its timeline.
@@ -246,8 +257,7 @@ impl Prepared {
     /// # Errors
     /// [`ExperimentError::Sim`].
     pub fn timeline(&self, split: &RoleSplit) -> Result<Run, ExperimentError> {
-        let found = self.by_clock(|simulation| simulation.run(split, Form::Whole, true), Simulation::shown_ps);
-        found.map(|(run, _)| run)
+        self.by_clock(|simulation| simulation.run(split, Form::Whole, true), Simulation::shown_ps)
     }
 
     fn error(&self, source: SimError) -> ExperimentError {

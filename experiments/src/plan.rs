@@ -55,7 +55,7 @@ pub struct Draft {
     pub seed: u64,
     /// Whether noise is drawn.
     pub noise: bool,
-    /// Ranks that are simulated; none: as the protocol needs.
+    /// Ranks that are simulated; none: as few as are enough.
     pub execution: Option<Execution>,
     /// How warm the card is; none: as the protocol's loops leave it.
     pub clock: Option<Clock>,
@@ -123,7 +123,7 @@ impl Draft {
         let default = if self.set == OptionSet::Published { ProtocolArg::Published } else { ProtocolArg::Fair };
         let protocol = match self.protocol.unwrap_or(default) {
             ProtocolArg::Fair => Protocol::Fair,
-            ProtocolArg::Published => source.data.protocol(name, system(kind, unfused))?.simulated(),
+            ProtocolArg::Published => source.data.protocol(name, system(kind, unfused), problem.size())?.simulated(),
         };
         Ok(Case {
             name,
@@ -139,7 +139,7 @@ impl Draft {
             fusion: self.fusion,
             seed: self.seed,
             noise: self.noise,
-            execution: self.execution.unwrap_or_else(|| protocol.execution()),
+            execution: self.execution.unwrap_or_default(),
             clock: self.clock.or((protocol == Protocol::Fair).then_some(Clock::Sustained)),
             checks: self.checks,
             defaults,

@@ -114,7 +114,7 @@ pub fn text(case: &Case, answer: &Answer, how: &str) -> String {
         let _ = writeln!(out, "shape   {} by default, as published", defaults.join(", "));
     }
     let bound: String = prediction.bound_by.clone().into();
-    let clock = clock(case, prediction.simulated_ranks);
+    let clock = clock(case);
     let lines = [
         ("time_us", format!("{:.2}", prediction.time_us), clock.as_str()),
         ("tflops_per_gpu", format!("{:.1}", prediction.tflops_per_gpu), "useful FLOPs of the busiest rank over time"),
@@ -182,14 +182,12 @@ pub fn text(case: &Case, answer: &Answer, how: &str) -> String {
 }
 
 /// From when to when the time is.
-fn clock(case: &Case, simulated_ranks: usize) -> String {
-    let late_us = case.target.machine.launch.isolated_us.value;
-    if !case.protocol.is_isolated() {
-        "launch command to last write visible".into()
-    } else if simulated_ranks == case.target.cluster.ranks() {
-        format!("longest of any rank, from its own launch of the fused kernel; one rank is {late_us} us late")
+fn clock(case: &Case) -> String {
+    if case.protocol.is_isolated() {
+        let host_us = case.target.machine.launch.isolated_us.value;
+        format!("launch of the fused kernel to last write visible, and {host_us} us of the host before it")
     } else {
-        format!("launch of the fused kernel to last write visible, and {late_us} us: every rank is late alike")
+        "launch command to last write visible".into()
     }
 }
 

@@ -318,12 +318,9 @@ fn text_of(experiment: &Experiment, study: &Study, decisions: &[Decision], files
     }
     let mut text = format!("{}\n\n{}", experiment.question, table.render(2));
     if !drawn {
-        let late = experiment.cases().all(|(case, _)| case.protocol.is_isolated() && case.execution == Execution::Full);
-        let ranks = if late { "One rank is late, as published," } else { "Ranks in lockstep are an optimistic case," };
-        let _ = writeln!(
-            text,
-            "\nNo noise, so nothing is drawn and one run decides. {ranks} and the model's\n\
-             error is not in it: see the README for what has been compared with measurements."
+        text.push_str(
+            "\nNo noise, so nothing is drawn and one run decides. Ranks in lockstep are an optimistic case, and the model's\n\
+             error is not in it: see the README for what has been compared with measurements.\n",
         );
         return text + &wrote(files);
     }

@@ -94,7 +94,4 @@ fn only_what_was_drawn_is_said_to_be() {
     let dense = HEAD.replace("replicates = 6\n", "noise = false\n");
     let text = said(&dense);
     assert!(text.contains("nothing is drawn") && text.contains("in lockstep"), "{text}");
-    // One rank's launch is late as published: no lockstep.
-    let text = said(&format!("options = \"published\"\n{dense}"));
-    assert!(text.contains("nothing is drawn") && text.contains("One rank is late, as published"), "{text}");
 }

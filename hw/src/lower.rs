@@ -226,6 +226,9 @@ impl Program {
             if is_tile(&task.op) != tiles {
                 return Err(unsupported("a role of tiles and other work"));
             }
+            if task.restart {
+                return Err(unsupported("strides that begin anew (moe_dispatch_gemm: set claim=ticket)"));
+            }
             let lanes = match task.op {
                 Op::Put { .. } | Op::Sync => MOVER_WARPS,
                 Op::Copy { engine: Engine::Bulk, .. } => COPY_SLOTS / 4 + 1,

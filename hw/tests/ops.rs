@@ -61,6 +61,7 @@ fn gathers_fetch_from_neighbours_and_fill_gaps_with_zeros() {
             dst: rows(Y, 0, 3),
             in_flight_rows: 4,
             load_store_overlap: true,
+            box_bytes: 0,
         })]]
     };
     let want: Want = |cluster, rank, row, col, x| match row {

@@ -305,6 +305,9 @@ impl<F: FnMut(&[u8])> Out<F> {
     }
 
     fn task(&mut self, task: &Task, panels: &mut Panels) {
+        if task.restart {
+            self.tag(0);
+        }
         self.op(&task.op, panels);
         self.word(task.waits.len() as u32);
         for wait in &task.waits {
@@ -337,7 +340,7 @@ impl<F: FnMut(&[u8])> Out<F> {
 
     fn op(&mut self, op: &Op, panels: &mut Panels) {
         match op {
-            Op::GemmTile { a, b, outs, tile, stages, drain, main_loop } => {
+            Op::GemmTile { a, b, outs, tile, stages, drain, main_loop, notice } => {
                 self.tag(1);
                 self.panel(a, panels);
                 self.panel(b, panels);
@@ -356,6 +359,10 @@ impl<F: FnMut(&[u8])> Out<F> {
                     Drain::Visible => 2,
                 });
                 self.main_loop(*main_loop);
+                if *notice > 0 {
+                    self.tag(3);
+                    self.short(*notice);
+                }
             }
             Op::AttentionTile { q, k, v, state, out, first, last, tile, stages, main_loop } => {
                 self.tag(2);
@@ -397,14 +404,17 @@ impl<F: FnMut(&[u8])> Out<F> {
                 self.word(*in_flight_bytes);
                 self.tag(u8::from(*load_store_overlap));
             }
-            Op::GatherRows { table, src, dst, in_flight_rows, load_store_overlap } => {
+            Op::GatherRows { table, src, dst, in_flight_rows, load_store_overlap, box_bytes } => {
                 self.tag(5);
                 self.word(table.start);
                 self.word(table.len);
                 self.short(src.0);
                 self.region(dst);
                 self.short(*in_flight_rows);
-                self.tag(u8::from(*load_store_overlap));
+                self.tag(u8::from(*load_store_overlap) + 2 * u8::from(*box_bytes > 0));
+                if *box_bytes > 0 {
+                    self.word(*box_bytes);
+                }
             }
             Op::Reduce { inputs, outputs, in_flight_bytes } => {
                 self.tag(6);

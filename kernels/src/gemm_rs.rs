@@ -84,6 +84,11 @@ const OPTIONS: &[OptionSpec] = &[
         values: Values::Bool,
     },
     OptionSpec {
+        name: "cta_notice",
+        doc: "The CTA that finishes a chunk tells its owner before it goes on, behind a fence for the whole system.",
+        values: Values::Bool,
+    },
+    OptionSpec {
         name: "dead_store",
         doc: "Also store every tile to a local workspace that nothing reads.",
         values: Values::Bool,
@@ -145,7 +150,9 @@ impl Kernel for GemmRs {
             "staging" => pick("helper_zero", "owner_store"),
             "open_lead_tiles" => Value::Int(if published { 0 } else { open_lead_tiles(cluster) }),
             "tile_order" => pick("row_block", "chunk"),
-            "early_ready" | "dead_store" => Value::Bool(published),
+            // At 68644c9 a compute CTA's first thread counts the tiles of a chunk; on the last it fences and adds to the
+            // owner's counter, whose old value it needs.
+            "early_ready" | "dead_store" | "cta_notice" => Value::Bool(published),
             "send_order" => Value::Word("any"),
             "reduce_order" => pick("in_order", "any"),
             "recycle" => Value::Bool(true),
@@ -204,7 +211,7 @@ impl Kernel for GemmRs {
 }
 
 /// The order that every schedule had before there was a choice.
-const BEFORE: [&str; 3] = ["tile_order=chunk", "super_m=1", "open_lead_tiles=0"];
+const BEFORE: [&str; 4] = ["tile_order=chunk", "super_m=1", "open_lead_tiles=0", "cta_notice=false"];
 
 /// Tiles of a chunk for a size. Source: mKernel gemm_rs bench table at 68644c9, as in `data/published`.
 const fn chunk_tiles(m: u64) -> u64 {
@@ -239,6 +246,7 @@ struct Plan {
     open_lead_tiles: u64,
     early_ready: bool,
     dead_store: bool,
+    cta_notice: bool,
     any_send: bool,
     any_reduce: bool,
     recycle: bool,
@@ -292,6 +300,7 @@ impl Plan {
             open_lead_tiles: open_lead(NAME, options, spec.cluster, unused)?,
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
+            cta_notice: options.flag("cta_notice"),
             any_send: options.word("send_order") == "any",
             // A task of a Ready role waits for few flags; this one for `ready` and for an arrival from every other node.
             any_reduce: options.word("reduce_order") == "any" && nodes <= MAX_READY_FLAGS,
@@ -448,11 +457,15 @@ impl Plan {
             outs.push(TileOut { place: Place::me(local), mode: WriteMode::Store });
         }
         outs.push(TileOut { place: Place { at: to, region: staging }, mode });
-        let mut task = Task::new(self.rule.op(
+        let mut op = self.rule.op(
             Region::matrix(A, row * self.k * 2, bm as u32, (self.k * 2) as u32, self.k * 2),
             Region::matrix(B, col * 2, self.k as u32, (bn * 2) as u32, self.n * 2),
             outs,
-        ));
+        );
+        if let (true, Op::GemmTile { notice, .. }) = (self.cta_notice, &mut op) {
+            *notice = self.chunk_tiles as u16;
+        }
+        let mut task = Task::new(op);
         if opens {
             // The word that I raise at offset d is my slot -d there.
             for d in 1..self.gpus {

@@ -480,7 +480,7 @@ impl TileRule {
     /// A tile under this rule.
     pub fn op(&self, a: Region, b: Region, outs: SmallVec<[TileOut; 1]>) -> Op {
         let tile = self.tile.map(|size| size as u16);
-        Op::GemmTile { a, b, outs, tile, stages: self.stages, drain: self.drain, main_loop: self.main_loop }
+        Op::GemmTile { a, b, outs, tile, stages: self.stages, drain: self.drain, main_loop: self.main_loop, notice: 0 }
     }
 }
 

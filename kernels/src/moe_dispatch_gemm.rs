@@ -23,7 +23,7 @@
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
     BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
-    TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, publish,
+    TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, publish, spec_text,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::routing::{SplitMix64, Urn, torch_cuda_weights};
@@ -47,6 +47,15 @@ const ROWS: FamilyId = FamilyId(2);
 
 /// Largest width, and number of experts: keeps every byte offset far inside 64 bits.
 const MAX_SIZE: u64 = 1 << 20;
+
+/// Bytes of the box by which a vector of `hidden` bf16 values is moved: the most elements, in sixteens and 256 at the most,
+/// that divide it and are whole 128-byte lines, or sixteens if it is short. Source: mKernel at 610c6f8,
+/// include/memory/tk_ops_thread_memory_vec_tma.cuh.
+fn vector_box_bytes(problem: &Problem) -> u64 {
+    let Problem::Moe { hidden, .. } = *problem else { return 0 };
+    let whole = |elements: &u64| hidden.is_multiple_of(*elements) && (hidden < 256 || elements.is_multiple_of(64));
+    (1..=16).rev().map(|sixteens| 16 * sixteens).find(whole).map_or(0, |elements| 2 * elements)
+}
 
 /// The words of the `routing` option.
 pub(crate) const ROUTING_WORDS: &[&str] = &["rotated", "uniform", "multinomial"];
@@ -96,7 +105,8 @@ const OPTIONS: &[OptionSpec] = &[
     },
     OptionSpec {
         name: "claim",
-        doc: "How compute and intra_comm take tasks: fixed strides, or the next free CTA takes the next task.",
+        doc: "How compute and intra_comm take tasks: fixed strides, anew for each pass of row blocks, or the next \
+              free CTA takes the next task.",
         values: Values::Words(&["strided", "ticket"]),
     },
     OptionSpec {
@@ -120,6 +130,11 @@ const OPTIONS: &[OptionSpec] = &[
         doc: "A gather loads the next rows while it stores the last ones.",
         values: Values::Bool,
     },
+    OptionSpec {
+        name: "gather_box_bytes",
+        doc: "Bytes of a row that one instruction of a gather moves, a divisor of a row; 0: a row each.",
+        values: Values::Int { min: 0, max: 1 << 20 },
+    },
 ];
 
 impl Kernel for MoeDispatchGemm {
@@ -139,7 +154,7 @@ impl Kernel for MoeDispatchGemm {
         OPTIONS
     }
 
-    fn default_option(&self, set: OptionSet, name: &str, _problem: &Problem, _cluster: Cluster) -> Value {
+    fn default_option(&self, set: OptionSet, name: &str, problem: &Problem, _cluster: Cluster) -> Value {
         let published = set == OptionSet::Published;
         let pick = |p, t| if published { Value::Word(p) } else { Value::Word(t) };
         match name {
@@ -152,6 +167,7 @@ impl Kernel for MoeDispatchGemm {
             "routing" => pick("multinomial", "rotated"),
             "routing_seed" => Value::Int(0),
             "slice_tokens" | "in_flight_rows" => Value::Int(16),
+            "gather_box_bytes" => Value::Int(if published { vector_box_bytes(problem) } else { 0 }),
             "put_bytes" => Value::Int(524_288),
             "readiness" => pick("per_chunk", "prefix"),
             "token_order" => pick("sender", "arrival"),
@@ -174,7 +190,7 @@ impl Kernel for MoeDispatchGemm {
             kernel: NAME.into(),
             cluster: spec.cluster,
             fabric: spec.fabric,
-            spec: format!("{};{}", spec.problem, spec.options),
+            spec: spec_text(spec, &["gather_box_bytes=0"]),
             buffers: plan.buffers(),
             flags,
             launches: vec![plan.launch()],
@@ -319,6 +335,7 @@ struct Plan {
     send_lanes: u32,
     in_flight_rows: u16,
     load_store_overlap: bool,
+    box_bytes: u32,
     /// One for all ranks, or one per rank.
     layouts: Vec<Layout>,
     max_blocks: u64,
@@ -346,6 +363,10 @@ impl Plan {
             format!("row blocks of whole gathers, slice_tokens = {slice_tokens}")
         })?;
         divides(NAME, "put_bytes", put_bytes, 16, || "16-byte pieces".into())?;
+        let box_bytes = options.int("gather_box_bytes");
+        if box_bytes > 0 {
+            divides(NAME, "hidden * 2", hidden * 2, box_bytes, || format!("whole boxes of {box_bytes} bytes"))?;
+        }
         if topk == 0 || topk > experts {
             let allowed = format!("from 1 to the number of experts, {experts}");
             return Err(BuildError::Range { kernel: NAME, what: "topk", value: topk, allowed });
@@ -396,6 +417,7 @@ impl Plan {
             send_lanes: options.int("send_lanes") as u32,
             in_flight_rows: options.int("in_flight_rows") as u16,
             load_store_overlap: options.flag("load_store_overlap"),
+            box_bytes: box_bytes as u32,
             layouts: Vec::new(),
             max_blocks: 0,
         };
@@ -595,7 +617,9 @@ impl Plan {
     fn gather_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
         let (bm, layout) = (self.rule.tile[0], self.layout(rank));
         let (mut slots, mut waits) = (Vec::new(), Vec::new());
+        let mut passes = Passes::of(self, layout);
         for &block in &layout.order {
+            let mut restart = passes.begins(block);
             for start in (0..bm).step_by(self.slice_tokens as usize).map(|row| u64::from(block) * bm + row) {
                 let entries = &layout.table[start as usize..(start + self.slice_tokens) as usize];
                 let mut task = Task::new(Op::GatherRows {
@@ -609,11 +633,13 @@ impl Plan {
                     ),
                     in_flight_rows: self.in_flight_rows,
                     load_store_overlap: self.load_store_overlap,
+                    box_bytes: self.box_bytes,
                 })
                 .signal(Signal { add: self.slice_tokens as u32, ..Signal::one(At::ME, ROWS, block) });
                 waits.clear();
                 self.arrival_waits(entries, &mut slots, &mut waits);
                 task.waits.extend(waits.iter().copied());
+                task.restart = std::mem::take(&mut restart);
                 sink(task);
             }
         }
@@ -648,21 +674,41 @@ impl Plan {
     fn compute_tasks(&self, rank: Rank, sink: &mut dyn FnMut(Task)) {
         let ([bm, bn, _], layout) = (self.rule.tile, self.layout(rank));
         let (row_bytes, out_bytes) = (self.row_bytes(), self.inter * 2);
+        let mut passes = Passes::of(self, layout);
         for &block in &layout.order {
+            let mut restart = passes.begins(block);
             let row = u64::from(block) * bm;
             let weights = u64::from(layout.blocks[block as usize].expert) * self.hidden * out_bytes;
             for col in (0..self.inter).step_by(bn as usize) {
                 let out = Region::matrix(OUT, row * out_bytes + col * 2, bm as u32, (bn * 2) as u32, out_bytes);
-                sink(
-                    Task::new(self.rule.op(
-                        Region::matrix(GATHERED, row * row_bytes, bm as u32, row_bytes as u32, row_bytes),
-                        Region::matrix(W, weights + col * 2, self.hidden as u32, (bn * 2) as u32, out_bytes),
-                        smallvec![TileOut { place: Place::me(out), mode: WriteMode::Store }],
-                    ))
-                    .wait(Wait::on(ROWS, block, bm as u32)),
+                let op = self.rule.op(
+                    Region::matrix(GATHERED, row * row_bytes, bm as u32, row_bytes as u32, row_bytes),
+                    Region::matrix(W, weights + col * 2, self.hidden as u32, (bn * 2) as u32, out_bytes),
+                    smallvec![TileOut { place: Place::me(out), mode: WriteMode::Store }],
                 );
+                let task = Task::new(op).wait(Wait::on(ROWS, block, bm as u32));
+                sink(Task { restart: std::mem::take(&mut restart), ..task });
             }
         }
+    }
+}
+
+/// Where a new pass begins in the order of the row blocks.
+struct Passes<'a> {
+    blocks: &'a [Block],
+    strided: bool,
+    last: Option<u32>,
+}
+
+impl<'a> Passes<'a> {
+    fn of(plan: &Plan, layout: &'a Layout) -> Self {
+        Self { blocks: &layout.blocks, strided: !plan.ticket, last: None }
+    }
+
+    /// Whether strides begin anew with this block, the next of the order.
+    fn begins(&mut self, block: u32) -> bool {
+        let pass = self.blocks[block as usize].pass;
+        self.last.replace(pass).is_some_and(|last| last != pass) && self.strided
     }
 }
 
@@ -678,5 +724,18 @@ impl TaskSource for Plan {
 
     fn table(&self, rank: Rank) -> Vec<Option<GatherEntry>> {
         self.layout(rank).table.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vector_is_moved_by_the_largest_box_of_whole_lines_that_divides_it() {
+        let boxes =
+            |hidden| vector_box_bytes(&Problem::Moe { tokens: 8192, hidden, inter: 2048, experts: 256, topk: 8 });
+        // 28 boxes of 256, 7 of 192, 3 of 64 elements; shorter than 256 also of part of a line.
+        assert_eq!([7168, 1344, 320, 240, 48].map(boxes), [512, 384, 128, 480, 96]);
     }
 }

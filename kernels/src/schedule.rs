@@ -29,7 +29,7 @@ pub use op::{
     Access, CollectiveKind, Drain, Engine, GatherEntry, MainLoop, Op, Partial, Publish, TableSlice, TileOut, WriteMode,
 };
 pub use place::{At, Buffer, BufferId, BufferUse, DType, Place, Region};
-pub use role::{Claim, CtaCount, Launch, Role, RoleKind, RoleSplit, side_by_side};
+pub use role::{Claim, CtaCount, Launch, Role, RoleKind, RoleSplit, Strides, side_by_side};
 
 use crate::cluster::{Cluster, Fabric, Rank};
 use serde::{Deserialize, Serialize};
@@ -46,12 +46,15 @@ pub struct Task {
     pub waits: SmallVec<[Wait; 2]>,
     /// Flags that it raises.
     pub signals: SmallVec<[Signal; 2]>,
+    /// In a strided list: worker 0 takes this task, and the others go on from there. See [`Strides`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restart: bool,
 }
 
 impl Task {
     /// A task without waits and signals.
     pub fn new(op: Op) -> Self {
-        Self { op, waits: SmallVec::new(), signals: SmallVec::new() }
+        Self { op, waits: SmallVec::new(), signals: SmallVec::new(), restart: false }
     }
 
     /// Adds a wait.

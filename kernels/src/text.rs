@@ -174,7 +174,7 @@ fn claim_text(claim: Claim) -> String {
 
 /// One line: what a task waits for, does and raises.
 pub fn task_text(schedule: &Schedule, task: &Task) -> String {
-    let mut text = String::new();
+    let mut text = String::from(if task.restart { "worker 0 again; " } else { "" });
     for wait in &task.waits {
         let _ = write!(text, "wait {}; ", wait_text(schedule, wait));
     }

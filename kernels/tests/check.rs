@@ -390,6 +390,7 @@ fn gemm(depth: u64, bk: u16) -> Task {
         stages: 2,
         drain: tilewire_kernels::schedule::Drain::Overlap,
         main_loop: tilewire_kernels::schedule::MainLoop::Pipelined,
+        notice: 0,
     })
 }
 
@@ -422,6 +423,7 @@ fn gathers_stay_in_their_table_and_source() {
             dst: Region::contiguous(Y, 0, len, 16),
             in_flight_rows: 2,
             load_store_overlap: true,
+            box_bytes: 0,
         })
     };
     assert!(findings(&schedule((1, 1), &[Claim::Ticket], vec![vec![gather(0, 2)]])).is_empty());

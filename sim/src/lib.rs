@@ -8,6 +8,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod average;
 pub mod bound;
 pub mod compile;
 pub mod engine;
@@ -21,7 +22,7 @@ pub mod tune;
 
 pub use machine::Machine;
 pub use overlap::OverlapReason;
-pub use predict::{Clock, Config, Execution, Prediction, Protocol, Simulation, predict};
+pub use predict::{Clock, Config, Execution, Loop, Prediction, Protocol, RoleReport, Simulation, WaitReport, predict};
 
 use tilewire_kernels::{Blocked, RoleKind, RoleSplit};
 

@@ -189,6 +189,10 @@ section! {
         merge_cta_gbs,
         /// Row gather of one CTA with loads and stores overlapped.
         gather_cta_gbs,
+        /// One instruction of a gather by boxes, a load or a store, at full clock: the copy engine takes one after the other.
+        box_ns,
+        /// FLOP of matrix work that draw as much power as such an instruction and what it moves.
+        box_power_flop,
         /// Latency of an in-switch reduction (NVLS).
         nvls_load_latency_ns,
         /// In-switch reduction of one CTA, result bytes.
@@ -212,6 +216,9 @@ section! {
         /// What `drain = visible` waits beyond the write itself when the output leaves over NVLink, beside the writes of
         /// the other SMs.
         fence_ns,
+        /// What a CTA then waits in addition to tell another GPU itself: a fence for the whole system and an atomic that
+        /// returns, beside those of the other SMs.
+        notice_ns,
         /// GPUs that one NVLink domain can hold.
         domain_gpus,
     }
@@ -290,8 +297,7 @@ section! {
         dependent_us,
         /// Start of one block of a grid with more blocks than SMs.
         block_ns,
-        /// Where launches are timed one by one, how long after the others' the last rank's launch command comes. Fitted
-        /// on small shapes, it holds too what the host takes there between its start event and its launch.
+        /// Where launches are timed one by one, after a pause: what the host takes between its start event and the launch.
         isolated_us,
         /// What one iteration of a published back-to-back loop costs beside its kernels.
         iteration_us,
@@ -307,7 +313,7 @@ section! {
         flag_sigma,
         /// Standard deviation of the relative speed of ranks.
         clock_sigma,
-        /// Delay of one late rank, on top of `launch.isolated_us` where launches are timed one by one.
+        /// Delay of one late rank.
         late_rank_us,
     }
 }

@@ -16,10 +16,7 @@ use tilewire_kernels::{RoleKind, RoleSplit, Schedule};
 ///
 /// Without noise and a late rank, ranks that share a skeleton do the same at the same picosecond, and one may stand for
 /// all. That is an optimistic special case: all ranks then go through their lists in lockstep and never meet at one
-/// owner. A single rank that is a nanosecond late lengthens published `gemm_rs` by 3 % at 16384 and 2 % at 32768.
-///
-/// In an isolated launch one rank is late ([`crate::compile::Late`]), so that all have to be simulated. With one rank that
-/// stands for others every rank is late alike, and the delay is added to the time, as to that of communication alone.
+/// owner. A single rank that is a nanosecond late lengthens published `gemm_rs` by 1.5 % at 16384 and 1.3 % at 32768.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Execution {
     /// As few ranks as the schedule's symmetry (and the network's) allows.
@@ -37,27 +34,44 @@ pub enum Protocol {
     /// A fresh epoch per launch.
     #[default]
     Fair,
-    /// What the published benchmark's loop did: see `stale_arrivals` and `launches`.
+    /// What the published benchmark's loop did.
     Published {
         /// Put arrivals count as satisfied at once (flags of the launch before were never cleared).
         stale_arrivals: bool,
-        /// Launches are timed one by one: the clock starts with the launch command of the fused kernel, behind its helpers,
-        /// on each rank by itself, one rank comes late, and the largest time of any rank counts.
+        /// Launches are timed one by one, each after a pause: the clock starts before the host's work for the launch of the
+        /// fused kernel, behind its helpers, on each rank by itself, and the largest time of any rank counts.
         isolated: bool,
-        /// Launches of the loop, warm-up included: how long the card is under load.
-        launches: u32,
+        /// What is timed, and so how warm the card is.
+        timed: Loop,
     },
+}
+
+/// Launches behind each other, from an idle card on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Loop {
+    /// Launches before those that are timed, without a pause between them.
+    pub warm_up: u32,
+    /// Timed launches.
+    pub launches: u32,
+    /// The median of the timed launches counts, instead of their mean.
+    pub median: bool,
+}
+
+impl Loop {
+    /// The share of the time that launches on a cold card have in what the loop shows: `cold_ps` is how long a card stays
+    /// cold under load, `ps` the time of such a launch.
+    fn cold_share(self, cold_ps: u64, ps: u64) -> f64 {
+        let cold = cold_ps as f64 / ps.max(1) as f64 - f64::from(self.warm_up);
+        let share = (cold / f64::from(self.launches)).clamp(0.0, 1.0);
+        // The upper median, as it is usually taken of an even number.
+        if self.median { (cold - f64::from(self.launches / 2)).clamp(0.0, 1.0) } else { share }
+    }
 }
 
 impl Protocol {
     /// Whether launches are timed one by one.
     pub const fn is_isolated(self) -> bool {
         matches!(self, Self::Published { isolated: true, .. })
-    }
-
-    /// The execution that shows what such launches do: a late rank needs all ranks.
-    pub const fn execution(self) -> Execution {
-        if self.is_isolated() { Execution::Full } else { Execution::Folded }
     }
 }
 
@@ -168,8 +182,7 @@ pub struct Prediction {
     pub time_us: f64,
     /// Useful floating-point operations over time, of the busiest rank.
     pub tflops_per_gpu: f64,
-    /// The compute role alone. Of isolated launches without the delay of the late rank, in every execution: waiting for
-    /// that rank is communication.
+    /// The compute role alone.
     pub compute_only_us: f64,
     /// Communication alone.
     pub comm_only_us: f64,
@@ -258,24 +271,25 @@ impl Simulation {
         run.rank_ends[rank].saturating_sub(run.clock + late)
     }
 
-    /// What is added to every run's time, ps: what the host does between two launches of a back-to-back loop, and the
-    /// delay of an isolated launch where a rank stands for others.
+    /// What is added to every run's time, ps: what the host does between two launches of a back-to-back loop, or before an
+    /// isolated launch while its clock runs.
     pub(crate) fn added_ps(&self) -> u64 {
         match self.protocol {
-            Protocol::Published { isolated: true, .. } => self.compiled.late.alike_ps,
+            Protocol::Published { isolated: true, .. } => self.compiled.times.isolated,
             Protocol::Published { stale_arrivals: true, .. } => self.compiled.times.iteration,
             Protocol::Fair | Protocol::Published { .. } => 0,
         }
     }
 
-    /// Whether a loop of the protocol's launches of this length ends before the power limit slows the card down.
-    pub fn stays_cold(&self, ps: u64) -> bool {
+    /// What part of what the protocol's loop shows was timed on a cold card, from 0 to 1: launches that end before the power
+    /// limit takes hold. `ps` is the time of a launch on such a card.
+    pub fn cold_share(&self, ps: u64) -> f64 {
+        let cold_ps = self.compiled.times.cold;
         match self.protocol {
-            Protocol::Fair => false,
-            // The host waits between the launches of the warm-up only, and the median of the timed ones counts. Ten of
-            // 9 ms put it at the edge, and it is taken to be cold: only a launch that is too long by itself is not.
-            Protocol::Published { isolated: true, .. } => ps < self.compiled.times.cold,
-            Protocol::Published { launches, .. } => ps.saturating_mul(u64::from(launches)) < self.compiled.times.cold,
+            Protocol::Fair => 0.0,
+            // There is a pause before each of them.
+            Protocol::Published { isolated: true, .. } => (cold_ps as f64 / ps.max(1) as f64).min(1.0),
+            Protocol::Published { timed, .. } => timed.cold_share(cold_ps, ps),
         }
     }
 
@@ -296,8 +310,7 @@ impl Simulation {
         Ok(self.report(&whole, compute, comm))
     }
 
-    /// Time of the compute role's tasks alone, ps, with what a loop adds. Isolated launches start together here: what a
-    /// late rank does to the others is communication, whichever ranks are simulated.
+    /// Time of the compute role's tasks alone, ps, with what the protocol adds.
     fn compute_only_ps(&self, split: &RoleSplit) -> Result<u64, SimError> {
         let workers = self.compute_workers(&engine::worker_counts(&self.compiled, split)?);
         // A panic elsewhere leaves the map whole.
@@ -305,13 +318,7 @@ impl Simulation {
         if let Some(&time) = known().get(&workers) {
             return Ok(time);
         }
-        let run = self.run(split, Form::ComputeOnly, false)?;
-        let time = if self.compiled.isolated {
-            // Nobody is late in it, see `Compiled::delay`: all clocks start together.
-            run.rank_ends.iter().max().map_or(0, |end| end.saturating_sub(run.clock))
-        } else {
-            self.shown_ps(&run)
-        };
+        let time = self.shown_ps(&self.run(split, Form::ComputeOnly, false)?);
         known().insert(workers, time);
         Ok(time)
     }

@@ -32,7 +32,7 @@ pub struct RunArgs {
     /// Draw latencies, clocks and a late rank from the machine's noise.
     #[arg(long)]
     pub noise: bool,
-    /// Ranks that are simulated [default: folded; with the published protocol of gemm_rs, isolated launches of which one rank's is late, full].
+    /// Ranks that are simulated [default: folded].
     #[arg(long, value_enum)]
     pub execution: Option<ExecutionArg>,
     /// How warm the card is [default: sustained; with the published protocol cold where its loop ends within the machine's cold_ms].

@@ -3,7 +3,7 @@
 use super::FUSED;
 use serde::Serialize;
 use tilewire_kernels::RoleSplit;
-use tilewire_sim::Protocol;
+use tilewire_sim::{Loop, Protocol};
 
 /// Topologies whose rows are judged, and the machine that predicts each.
 pub const JUDGED_TOPOLOGIES: [(&str, &str); 2] = [("2x8-h200-efa", "h200-efa"), ("2x8-h200-cx7", "h200-cx7")];
@@ -128,8 +128,10 @@ pub struct PublishedProtocol {
     pub stale_arrivals: bool,
     /// Launches are timed one by one.
     pub isolated: bool,
-    /// Launches of a loop, warm-up included.
-    pub launches: u32,
+    /// Largest size that it was used for; none: all above.
+    pub up_to: Option<u64>,
+    /// Launches of the loop.
+    pub timed: Loop,
     /// Whether the baseline's collectives could use NVLS.
     pub nvls_in_baseline: Option<bool>,
     /// What the loop does.
@@ -282,6 +284,6 @@ pub struct FitParameter {
 impl PublishedProtocol {
     /// The protocol as the simulator takes it.
     pub const fn simulated(&self) -> Protocol {
-        Protocol::Published { stale_arrivals: self.stale_arrivals, isolated: self.isolated, launches: self.launches }
+        Protocol::Published { stale_arrivals: self.stale_arrivals, isolated: self.isolated, timed: self.timed }
     }
 }

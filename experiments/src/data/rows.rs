@@ -7,6 +7,7 @@ use super::{
     Sheet, System,
 };
 use tilewire_kernels::RoleSplit;
+use tilewire_sim::Loop;
 
 impl<'a> Cell<'a> {
     pub(super) fn kernel(&self) -> Result<&'a str, DataError> {
@@ -97,12 +98,15 @@ pub(super) fn effective_splits(sheet: &Sheet) -> Result<Vec<EffectiveSplit>, Dat
 }
 
 pub(super) fn protocols(sheet: &Sheet) -> Result<Vec<PublishedProtocol>, DataError> {
-    let [kernel, system, stale, isolated, launches, nvls, note, source] = sheet.find([
+    let [kernel, system, up_to, stale, isolated, warm_up, launches, counts, nvls, note, source] = sheet.find([
         "kernel",
         "system",
+        "up_to_size",
         "stale_arrivals",
         "isolated",
+        "warm_up",
         "launches",
+        "counts",
         "nvls_in_baseline",
         "note",
         "source",
@@ -116,7 +120,16 @@ pub(super) fn protocols(sheet: &Sheet) -> Result<Vec<PublishedProtocol>, DataErr
             system: System::exactly(name.text).ok_or_else(|| name.refuse(System::ALL.map(System::name).join(", ")))?,
             stale_arrivals: cell(stale).required("true or false", |_| true)?,
             isolated: cell(isolated).required("true or false", |_| true)?,
-            launches: cell(launches).required("a whole number of 1 or more", |&n: &u32| n > 0)?,
+            up_to: cell(up_to).optional("a whole number of 1 or more, or nothing", |&size: &u64| size > 0)?,
+            timed: Loop {
+                warm_up: cell(warm_up).required("a whole number", |_| true)?,
+                launches: cell(launches).required("a whole number of 1 or more", |&n: &u32| n > 0)?,
+                median: match cell(counts).text {
+                    "mean" => false,
+                    "median" => true,
+                    _ => return Err(cell(counts).refuse("mean, median".to_owned())),
+                },
+            },
             nvls_in_baseline: cell(nvls).optional("true, false or nothing", |_| true)?,
             note: cell(note).text.to_owned(),
             source: cell(source).filled()?.to_owned(),

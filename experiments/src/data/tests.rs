@@ -4,8 +4,8 @@ use super::table::Row;
 use super::*;
 use std::collections::BTreeMap;
 use tilewire_kernels::RoleSplit;
-use tilewire_sim::Protocol;
 use tilewire_sim::machine::Kind;
+use tilewire_sim::{Loop, Protocol};
 
 /// A copy of the embedded directory on disk, to be broken.
 fn copy() -> (tempfile::TempDir, Data) {
@@ -126,6 +126,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("measured/h200-calibration-2026-11-29.csv", 1972),
         ("measured/h200-fills-2026-11-30.csv", 30),
         ("measured/h200-fills-early-2026-11-30.csv", 30),
+        ("measured/h200-gathers-2026-11-30.csv", 42),
         ("measured/h200-hbm-2026-11-30.csv", 177),
         ("measured/h200-interpreter-2026-11-29.csv", 143),
         ("measured/h200-interpreter-2026-11-30.csv", 472),
@@ -153,13 +154,13 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("published/collectives.csv", 255),
         ("published/effective_splits.csv", 71),
         ("published/figures.csv", 628),
-        ("published/fit_parameters.csv", 8),
-        ("published/fit_rows.csv", 14),
+        ("published/fit_parameters.csv", 6),
+        ("published/fit_rows.csv", 9),
         ("published/kernels_single_gpu.csv", 69),
         ("published/left_out.csv", 42),
         ("published/links.csv", 119),
         ("published/mkernel_bench_splits.csv", 46),
-        ("published/protocols.csv", 10),
+        ("published/protocols.csv", 14),
         ("published/sm_sweeps.csv", 305),
     ];
     assert_eq!(rows, expected.map(|(path, count)| (path.to_owned(), count)));
@@ -234,13 +235,16 @@ fn replicates_give_a_band_in_the_bars_unit() {
 fn judged_rows_have_splits_and_protocols() {
     let data = Data::embedded();
     for row in data.judged().expect("embedded") {
-        let protocol = data.protocol(&row.kernel, row.system).unwrap_or_else(|error| panic!("{error}"));
+        let protocol = data.protocol(&row.kernel, row.system, row.size).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(protocol.nvls_in_baseline.is_some(), row.system.is_baseline());
         data.effective_split(&row.kernel, 2, row.size).unwrap_or_else(|error| panic!("{error}"));
     }
-    let rs = data.protocol("gemm_rs", System::MKernel).expect("there");
-    assert_eq!(rs.simulated(), Protocol::Published { stale_arrivals: false, isolated: true, launches: 20 });
-    assert!(data.protocol("gemm_rs", System::Fa2Nccl).is_err());
+    let rs = data.protocol("gemm_rs", System::MKernel, 8192).expect("there");
+    let timed = Loop { warm_up: 0, launches: 10, median: true };
+    assert_eq!(rs.simulated(), Protocol::Published { stale_arrivals: false, isolated: true, timed });
+    assert!(data.protocol("gemm_rs", System::Fa2Nccl, 8192).is_err());
+    let launches = |tokens| data.protocol("moe_dispatch_gemm", System::MKernel, tokens).expect("there").timed.launches;
+    assert_eq!([8192, 16_384, 16_385, 65_536, 65_537].map(launches), [64, 64, 32, 32, 24]);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 use tilewire_kernels::Schedule;
-use tilewire_kernels::schedule::{Claim, Flag, Gate, Op, Signal, Task, Wait};
+use tilewire_kernels::schedule::{Claim, Flag, Gate, Op, Signal, Strides, Task, Wait};
 
 /// One run of a rank, as its threads share it.
 pub(super) struct Run<'a> {
@@ -66,8 +66,8 @@ pub(super) struct Worker {
     /// Number of the CTA in its launch, and of its lane.
     pub(super) block: u32,
     pub(super) lane: u32,
-    pub(super) index: usize,
-    pub(super) of: usize,
+    pub(super) index: u32,
+    pub(super) of: u32,
     /// What it waits for; kept when the run stops.
     pub(super) waiting: Mutex<Option<Waiting>>,
 }
@@ -86,9 +86,10 @@ impl Run<'_> {
         let launch = self.pairs[worker.home].0;
         let after = || self.schedule.launches[launch].after.iter().all(|&before| self.ended(before));
         self.until(worker, || None, after)?;
-        let (mut role, mut taken) = (worker.home, 0);
+        let mut role = worker.home;
+        let mut next = self.strides(worker, role).first(worker.index);
         loop {
-            let Some(task) = self.claim(worker, role, &mut taken)? else {
+            let Some(task) = self.claim(worker, role, &mut next)? else {
                 let (launch, index) = self.pairs[role];
                 match self.schedule.launches[launch].roles[index].recycle {
                     Some(next) => role = role - index + next,
@@ -131,14 +132,23 @@ impl Run<'_> {
         if self.stop.load(Ordering::Relaxed) { Err(Stopped) } else { Ok(()) }
     }
 
-    fn claim(&self, worker: &Worker, role: usize, taken: &mut usize) -> Result<Option<usize>, Stopped> {
+    fn strides(&self, worker: &Worker, role: usize) -> Strides<'_> {
+        let (tasks, restarts) = (&self.plan.tasks[role], &self.plan.restarts[role]);
+        Strides { tasks: tasks.len() as u32, workers: worker.of, restarts }
+    }
+
+    /// `next`: of a strided list.
+    fn claim(&self, worker: &Worker, role: usize, next: &mut u32) -> Result<Option<usize>, Stopped> {
         let (launch, index) = self.pairs[role];
         let count = self.plan.tasks[role].len();
         let state = &self.roles[role];
         let task = match self.schedule.launches[launch].roles[index].claim {
             Claim::Strided => {
-                *taken += 1;
-                worker.index + (*taken - 1) * worker.of
+                let taken = *next;
+                if (taken as usize) < count {
+                    *next = self.strides(worker, role).next(taken);
+                }
+                taken as usize
             }
             Claim::Ticket => state.next.fetch_add(1, Ordering::Relaxed),
             Claim::Ready { window } => {

@@ -5,7 +5,7 @@ use crate::transport::Told;
 use crate::transport::puts::Incoming;
 use crate::transport::segment::Layout;
 use crate::values::collect_rank;
-use tilewire_kernels::schedule::{GatherEntry, Op, Task};
+use tilewire_kernels::schedule::{GatherEntry, Op, Strides, Task};
 use tilewire_kernels::{Rank, Schedule};
 
 /// A rank's part of a schedule.
@@ -13,6 +13,8 @@ pub(super) struct Plan {
     pub(super) rank: Rank,
     /// By role in the order of [`Schedule::role_indices`].
     pub(super) tasks: Vec<Vec<Task>>,
+    /// Where the strides of each role begin anew.
+    pub(super) restarts: Vec<Vec<u32>>,
     pub(super) table: Vec<Option<GatherEntry>>,
     pub(super) incoming: Incoming,
 }
@@ -24,6 +26,7 @@ impl Plan {
         if tasks.iter().flatten().any(|task| baseline(&task)) {
             return Err(HostError::Unsupported { what: "library collectives; run a fused schedule".to_owned() });
         }
-        Ok(Self { rank, tasks, table, incoming: Incoming::new(schedule, layout, rank, told)? })
+        let restarts = tasks.iter().map(|tasks| Strides::restarts(tasks)).collect();
+        Ok(Self { rank, tasks, restarts, table, incoming: Incoming::new(schedule, layout, rank, told)? })
     }
 }

@@ -292,9 +292,9 @@ fn workers(
         let ctas = cta_count(launch, r, &counts);
         let first_block = blocks[l];
         blocks[l] += ctas;
-        let of = ctas as usize * launch.roles[r].lanes.max(1) as usize;
-        let worker = |index: usize| {
-            let (cta, lane) = (index as u32 % ctas, index as u32 / ctas);
+        let of = ctas * launch.roles[r].lanes.max(1);
+        let worker = |index: u32| {
+            let (cta, lane) = (index % ctas, index / ctas);
             Worker { home, cta, block: first_block + cta, lane, index, of, waiting: Mutex::new(None) }
         };
         workers.extend((0..of).map(worker));

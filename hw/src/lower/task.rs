@@ -91,7 +91,10 @@ impl Program {
         self.puts.push(None);
         let shape = |first: &Region| (first.blocks, first.rows, first.row_bytes);
         match &task.op {
-            Op::GemmTile { outs, tile, drain, main_loop, .. } => {
+            Op::GemmTile { outs, tile, drain, main_loop, notice, .. } => {
+                if *notice > 0 {
+                    return Err(unsupported("tiles whose CTA tells a chunk's owner (gemm_rs: set cta_notice=false)"));
+                }
                 let name = entry(*main_loop, *drain)?;
                 if *tile != [128, 256, 64] || (!self.entry.is_empty() && self.entry != name) {
                     return Err(unsupported("tiles other than 128 x 256 x 64, or of several kinds in one schedule"));
@@ -132,13 +135,16 @@ impl Program {
                     self.regions.push(device);
                 }
             }
-            Op::GatherRows { table, src, dst, in_flight_rows, load_store_overlap } => {
+            Op::GatherRows { table, src, dst, in_flight_rows, load_store_overlap, box_bytes } => {
                 lowered.op = code::GATHER;
                 lowered.outputs = 1;
                 (lowered.blocks, lowered.rows, lowered.row_bytes) =
                     (u32::from(*in_flight_rows).max(1), dst.rows, dst.row_bytes);
                 lowered.steps = self.sources.len() as u32;
                 lowered.flags = if *load_store_overlap { flag::OVERLAP } else { 0 };
+                if *box_bytes > 0 {
+                    return Err(unsupported("gathers by boxes (moe_dispatch_gemm: set gather_box_bytes=0)"));
+                }
                 if dst.blocks != 1 || dst.rows != table.len || !dst.row_bytes.is_multiple_of(16) {
                     return Err(unsupported("gathers into other than one block of rows of whole 16 bytes"));
                 }

@@ -44,6 +44,7 @@ impl GemmRule {
                         stages: self.stages,
                         drain: Drain::Overlap,
                         main_loop: MainLoop::Library,
+                        notice: 0,
                     }));
                 }
             }

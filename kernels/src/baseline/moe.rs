@@ -113,6 +113,7 @@ impl Moe {
             dst: Region::contiguous(dst, row * row_bytes, rows as u32, row_bytes as u32),
             in_flight_rows: COPY_ROWS as u16,
             load_store_overlap: true,
+            box_bytes: 0,
         })
     }
 

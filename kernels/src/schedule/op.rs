@@ -135,6 +135,10 @@ pub enum Op {
         drain: Drain,
         /// Main loop.
         main_loop: MainLoop,
+        /// One in so many of these tiles ends with its CTA telling another GPU of them, which it waits for: a fence for the
+        /// whole system, and an atomic that returns. 0: flags are raised beside the CTA.
+        #[serde(default, skip_serializing_if = "is_none")]
+        notice: u16,
     },
     /// Flash attention of one Q block over a run of KV rows; one step per KV block of `tile[1]` rows.
     AttentionTile {
@@ -191,6 +195,10 @@ pub enum Op {
         in_flight_rows: u16,
         /// Whether loads of the next rows overlap stores of the last ones.
         load_store_overlap: bool,
+        /// Bytes of a row that one instruction loads, or stores; 0: a row each. A copy engine that is told of its boxes
+        /// one by one is bound by that.
+        #[serde(default, skip_serializing_if = "is_none")]
+        box_bytes: u32,
     },
     /// Sums bf16 inputs element by element in f32 and writes the sum to every output.
     Reduce {
@@ -340,4 +348,9 @@ pub enum Access {
     Write,
     /// Adds to it atomically; adds commute with each other and with nothing else.
     Add,
+}
+
+/// For serde, which passes references.
+fn is_none<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }

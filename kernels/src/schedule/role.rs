@@ -1,5 +1,6 @@
 //! Who works: roles, their CTAs and how these take tasks, launches.
 
+use super::Task;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -125,7 +126,7 @@ impl CtaCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Claim {
-    /// Worker i of n takes tasks i, i + n, ...
+    /// Worker i of n takes tasks i, i + n, ...; see [`Strides`].
     Strided,
     /// The next free worker takes the next task.
     Ticket,
@@ -135,6 +136,50 @@ pub enum Claim {
         /// Tasks that the window spans, at most 32.
         window: u32,
     },
+}
+
+/// Who takes which task of a [strided](Claim::Strided) list that may begin anew: the tasks up to the first restart are shared
+/// out among the workers, then those up to the second, and so on.
+#[derive(Clone, Copy, Debug)]
+pub struct Strides<'a> {
+    /// Tasks of the list.
+    pub tasks: u32,
+    /// Workers that take them, at least one.
+    pub workers: u32,
+    /// Positions, in ascending order, of the tasks that are marked as a restart.
+    pub restarts: &'a [u32],
+}
+
+impl Strides<'_> {
+    /// Where a list begins anew.
+    pub fn restarts(tasks: &[Task]) -> Vec<u32> {
+        (0..).zip(tasks).filter(|(_, task)| task.restart).map(|(position, _)| position).collect()
+    }
+
+    /// The first task of a worker; [`Self::tasks`] or more without one.
+    pub fn first(&self, worker: u32) -> u32 {
+        self.enter(0, worker)
+    }
+
+    /// The task that the worker of the task at `position` takes after it; [`Self::tasks`] or more without one.
+    pub fn next(&self, position: u32) -> u32 {
+        let part = self.restarts.partition_point(|&restart| restart <= position);
+        let next = position + self.workers;
+        if next < self.end(part) { next } else { self.enter(part + 1, (position - self.start(part)) % self.workers) }
+    }
+
+    fn start(&self, part: usize) -> u32 {
+        if part == 0 { 0 } else { self.restarts[part - 1] }
+    }
+
+    fn end(&self, part: usize) -> u32 {
+        self.restarts.get(part).copied().unwrap_or(self.tasks)
+    }
+
+    fn enter(&self, part: usize, worker: u32) -> u32 {
+        let first = |part: &usize| self.start(*part) + worker;
+        (part..=self.restarts.len()).find(|part| first(part) < self.end(*part)).map_or(self.tasks, |part| first(&part))
+    }
 }
 
 /// A role of a launch. Its tasks come from [`TaskSource::tasks`](super::TaskSource::tasks).
@@ -188,4 +233,39 @@ pub fn side_by_side<'a>(after: impl IntoIterator<Item = &'a [usize]>) -> Vec<(us
         before.push(all);
     }
     pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Part after part, worker after worker, by hand.
+    fn shared_out(tasks: u32, workers: u32, restarts: &[u32]) -> Vec<Vec<u32>> {
+        let mut of = vec![Vec::new(); workers as usize];
+        let mut turn = 0;
+        for task in 0..tasks {
+            turn = if restarts.contains(&task) { 0 } else { turn };
+            of[turn].push(task);
+            turn = (turn + 1) % workers as usize;
+        }
+        of
+    }
+
+    #[test]
+    fn strides_share_out_each_part_anew() {
+        for tasks in 0..9 {
+            for marks in 0..1_u32 << tasks {
+                let restarts: Vec<u32> = (0..tasks).filter(|task| marks >> task & 1 == 1).collect();
+                for workers in 1..6 {
+                    let strides = Strides { tasks, workers, restarts: &restarts };
+                    for (worker, want) in (0..).zip(shared_out(tasks, workers, &restarts)) {
+                        let taken =
+                            std::iter::successors(Some(strides.first(worker)), |&last| Some(strides.next(last)));
+                        let taken: Vec<u32> = taken.take_while(|&task| task < tasks).collect();
+                        assert_eq!(taken, want, "worker {worker} of {workers}, {tasks} tasks, {restarts:?}");
+                    }
+                }
+            }
+        }
+    }
 }

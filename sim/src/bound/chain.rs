@@ -17,8 +17,7 @@ use tilewire_kernels::schedule::Drain;
 pub(super) struct Window {
     /// It begins no earlier.
     pub head: u64,
-    /// The run ends no earlier than this after it has ended. A rank with a clock of its own counts as ending by its head
-    /// start later, so that all ranks are compared by the late one's clock.
+    /// The run ends no earlier than this after it has ended.
     pub tail: u64,
 }
 
@@ -129,7 +128,7 @@ fn rest_of_steps(times: &Times, record: &CostRecord, index: u32, count: u32) -> 
 }
 
 impl Chains {
-    /// `None` where the argument does not hold: noise makes latencies shorter than nominal, and collectives end together.
+    /// `None` where the argument does not hold: noise makes latencies shorter than nominal and a rank late, and collectives end together.
     pub fn new(c: &Compiled) -> Option<Self> {
         if c.noise.is_some() || c.costs.iter().any(|record| record.work == Work::Collective) {
             return None;
@@ -246,7 +245,7 @@ impl<'a> Forward<'a> {
             let before = launch.after.iter().filter(timed).count() as u32;
             self.launches.push((before, tasks, 0));
             if before == 0 && !launch.before_clock {
-                let start = c.times.launch + c.late.of(rank);
+                let start = c.times.launch;
                 self.events.push(Reverse((start, rank as u32, LAUNCH, l as u32)));
             }
         }
@@ -346,7 +345,7 @@ impl<'a> Forward<'a> {
     }
 
     fn end_launch(&mut self, rank: usize, launch: usize, end: u64) {
-        self.longest = self.longest.max(end + self.c.head_start(rank));
+        self.longest = self.longest.max(end);
         for (next, row) in self.c.launches.iter().enumerate() {
             if row.after.contains(&(launch as u32)) {
                 let state = &mut self.launches[rank * self.c.launches.len() + next];
@@ -400,7 +399,7 @@ impl<'a> Forward<'a> {
         for signal in program.late_signals_of(task) {
             self.raise(rank, signal, end);
         }
-        let mut last = end + self.c.head_start(rank);
+        let mut last = end;
         if task.put != NONE {
             let (times, put) = (&self.c.times, &program.puts[task.put as usize]);
             let landed = end + times.fifo + times.post + put.flow.work + times.network.max(1);
@@ -409,7 +408,7 @@ impl<'a> Forward<'a> {
             if put.sent != NONE {
                 self.add(rank, put.sent, 1, landed + self.acknowledgement());
             }
-            last = last.max(landed + self.c.head_start(target));
+            last = last.max(landed);
         }
         self.done += 1;
         self.longest = self.longest.max(last);
@@ -550,9 +549,8 @@ impl Backward<'_, '_> {
         let record = &f.c.costs[usize::from(task.cost)];
         let role = &program.roles[program.roles.partition_point(|role| role.first + role.tasks <= t)];
         let g = f.task0[rank] + t as usize;
-        let late = self
-            .behind_signals(rank, program.late_signals_of(task))
-            .max(self.after_launch[role.launch as usize] + f.c.head_start(rank));
+        let late =
+            self.behind_signals(rank, program.late_signals_of(task)).max(self.after_launch[role.launch as usize]);
         let mut after_main = self.behind_signals(rank, program.early_signals_of(task)).max(out_ps(record) + late);
         let mut message = Window::default();
         if task.put != NONE {
@@ -563,7 +561,7 @@ impl Backward<'_, '_> {
             let sent = sent.map(|tail| f.acknowledgement() + tail);
             let post = times.fifo + times.post;
             message.head = f.mains[g] + post;
-            message.tail = times.network.max(1) + arrived.max(sent).unwrap_or(0).max(f.c.head_start(target));
+            message.tail = times.network.max(1) + arrived.max(sent).unwrap_or(0);
             after_main = after_main.max(post + put.flow.work + message.tail);
         }
         self.wait_for(rank, task, role.block_ps + main_ps(&f.c.times, record) + after_main, after_main);

@@ -87,7 +87,7 @@ impl<'a> LowerBound<'a> {
     ///
     /// What a rank's CTAs do lies between its own launch and its own end. What ranks do for each other may take from the
     /// first one's launch until the last one's end. Where clocks are the ranks' own, that is longer than any rank's time by
-    /// the delay of the late one at most; chains know whose end they lead to, and count by the late one's clock.
+    /// the delay of the late one at most.
     pub fn at_most(&self, most: [u32; 4]) -> u64 {
         let from_launch = |ps: u64| (ps as f64 * self.clock) as u64 + self.compiled.times.launch;
         let programs = self.compiled.programs.iter().zip(&self.roles);
@@ -203,8 +203,8 @@ impl RoleWork {
             held_sum: sum(&held),
             powered_sum: sum(&powered),
             flops: tasks.iter().map(|t| by_cost[usize::from(t.cost)].2).sum(),
-            held: busiest(&held, role.claim, role.lanes, compiled.times.sms),
-            powered: busiest(&powered, role.claim, role.lanes, compiled.times.sms),
+            held: busiest(&held, role, compiled.times.sms),
+            powered: busiest(&powered, role, compiled.times.sms),
         }
     }
 }
@@ -238,7 +238,7 @@ fn power_of(compiled: &Compiled, class: u32) -> u64 {
 }
 
 /// Time of the busiest worker with up to so many CTAs, from 0 to `sms`: the least over all counts of 1 or more.
-fn busiest(times: &[u64], claim: Claim, lanes: u32, sms: u32) -> Vec<u64> {
+fn busiest(times: &[u64], role: &RoleC, sms: u32) -> Vec<u64> {
     let total: u128 = times.iter().map(|&t| u128::from(t)).sum();
     let longest = times.iter().copied().max().unwrap_or(0);
     let uniform = times.iter().all(|&t| t == longest);
@@ -246,12 +246,17 @@ fn busiest(times: &[u64], claim: Claim, lanes: u32, sms: u32) -> Vec<u64> {
         if ctas == 0 {
             return if times.is_empty() { 0 } else { UNREACHABLE };
         }
-        let workers = (ctas * lanes) as usize;
-        match claim {
-            _ if uniform => times.len().div_ceil(workers) as u64 * longest,
+        let workers = (ctas * role.lanes) as usize;
+        match role.claim {
+            _ if uniform && role.restarts.is_empty() => times.len().div_ceil(workers) as u64 * longest,
             Claim::Strided => {
-                let one = |i| times.iter().skip(i).step_by(workers).sum::<u64>();
-                (0..workers.min(times.len())).map(one).max().unwrap_or(0)
+                let starts = std::iter::once(0).chain(role.restarts.iter().map(|&restart| restart as usize));
+                let mut of = vec![0; workers.min(times.len())];
+                let ends = starts.clone().skip(1).chain(std::iter::once(times.len()));
+                for (start, end) in starts.zip(ends) {
+                    times[start..end].iter().enumerate().for_each(|(i, time)| of[i % workers] += time);
+                }
+                of.into_iter().max().unwrap_or(0)
             }
             Claim::Ticket | Claim::Ready { .. } => (total.div_ceil(workers as u128) as u64).max(longest),
         }
@@ -342,10 +347,36 @@ pub(crate) fn kind_index(kind: RoleKind) -> usize {
 mod tests {
     use super::*;
 
+    fn strided(restarts: Vec<u32>) -> RoleC {
+        RoleC {
+            kind: RoleKind::Compute,
+            ctas: CtaCount::FromSplit,
+            lanes: 1,
+            claim: Claim::Strided,
+            recycle: NONE,
+            launch: 0,
+            first: 0,
+            tasks: 6,
+            restarts,
+            work_ps: 0,
+            collective: false,
+            block_ps: 0,
+        }
+    }
+
     #[test]
     fn more_ctas_never_raise_the_bound_of_a_strided_role() {
         // With three workers one of them gets both long tasks, 20; with two each gets one, 12.
         let times = [10, 1, 1, 10, 1, 1];
-        assert_eq!(busiest(&times, Claim::Strided, 1, 4), [UNREACHABLE, 24, 12, 12, 11]);
+        assert_eq!(busiest(&times, &strided(vec![]), 4), [UNREACHABLE, 24, 12, 12, 11]);
+    }
+
+    #[test]
+    fn strides_that_begin_anew_give_the_first_worker_one_task_more() {
+        // Two and four tasks: four workers take two at the most, and two of them both; six in a row take two as well, but
+        // three workers one more.
+        let times = [5; 6];
+        assert_eq!(busiest(&times, &strided(vec![2]), 4), [UNREACHABLE, 30, 15, 15, 10]);
+        assert_eq!(busiest(&times, &strided(vec![]), 4), [UNREACHABLE, 30, 15, 10, 10]);
     }
 }

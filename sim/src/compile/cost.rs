@@ -89,7 +89,7 @@ impl Compiler<'_> {
                 }
                 simple(Work::Put, forms)
             }
-            CostKey::Gemm { tile, steps, misses, main_loop, drain, outs } => {
+            CostKey::Gemm { tile, steps, misses, main_loop, drain, notice, outs } => {
                 let gemm = &machine.gemm[loop_name(*main_loop)];
                 let [bm, bn, bk] = tile.map(u64::from);
                 let step = (2.0 * (bm * bn * bk) as f64 / gemm.sm_tflops.value).round() as u64;
@@ -107,7 +107,8 @@ impl Compiler<'_> {
                     Drain::Visible => gemm.visible_ns.value,
                 });
                 let fenced = *drain == Drain::Visible && outs.iter().any(|out| self.is_remote(out.at));
-                let fence = if fenced { ps_from_ns(machine.nvlink.fence_ns.value) } else { 0 };
+                let told = if *notice > 0 { machine.nvlink.notice_ns.value / f64::from(*notice) } else { 0.0 };
+                let fence = if fenced { ps_from_ns(machine.nvlink.fence_ns.value + told) } else { 0 };
                 let fill = ps_from_ns(gemm.fill_ns.value);
                 let whole = self.tile_out(outs, (hold + fence, 0), false, |_, _| true);
                 let local = self.tile_out(outs, (hold, 0), true, |_, _| true);
@@ -195,7 +196,7 @@ impl Compiler<'_> {
                 let forms = self.one_flow(&loads, work + self.task_ps());
                 simple(Work::Move, forms)
             }
-            CostKey::Gather { local, remote, row_bytes, zero, in_flight, overlap } => {
+            CostKey::Gather { local, remote, row_bytes, zero, in_flight, overlap, boxes } => {
                 let bytes = |rows: u32| u64::from(rows) * u64::from(*row_bytes);
                 let mut loads = Loads::new();
                 let rows = local + remote + zero;
@@ -221,12 +222,18 @@ impl Compiler<'_> {
                 let load_ns = if *remote > 0 { self.latency_ns(At::local(1)) } else { sm.local_latency_ns.value };
                 let store_ns = sm.local_latency_ns.value;
                 let flight = f64::from(*in_flight) * f64::from(*row_bytes);
-                let work = if *overlap {
-                    load_ns + total / sm.gather_cta_gbs.value.min(flight / load_ns.max(store_ns))
+                let (moving, waiting) = if *overlap {
+                    (total / sm.gather_cta_gbs.value.min(flight / load_ns.max(store_ns)), load_ns)
                 } else {
-                    total / sm.copy_cta_gbs.value
-                        + (f64::from(rows) / f64::from(*in_flight)).ceil() * (load_ns + store_ns)
+                    let rounds = (f64::from(rows) / f64::from(*in_flight)).ceil();
+                    (total / sm.copy_cta_gbs.value, rounds * (load_ns + store_ns))
                 };
+                // Boxes are told one after the other, at the pace of the chip's clock; zero rows are not moved.
+                let boxed = 2.0 * f64::from(local + remote) * f64::from(*boxes);
+                if boxed > 0.0 {
+                    loads.push((Offset::ME, ResourceKind::Chip, (boxed * sm.box_power_flop.value).round() as u64));
+                }
+                let work = moving.max(boxed * sm.box_ns.value) + waiting;
                 let row_ns = machine.interpreter.as_ref().map_or(0.0, |i| i.gather_row_ns.value);
                 let work = work.max(f64::from(rows) * row_ns);
                 let forms = self.one_flow(&loads, ps_from_ns(work) + self.task_ps());

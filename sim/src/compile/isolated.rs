@@ -1,9 +1,7 @@
-//! Launches that are timed one by one: which rank comes late, and what has ended before the clock starts.
+//! Which rank comes late, and what has ended before the clock of an isolated launch starts.
 //!
 //! ```text
-//!  all ranks    helper launches ─▶ barrier ─▶ clock
-//!  early ranks                                 ├─ launch ──────── waits for the late one ───── end    the time shown
-//!  late rank                                   ├─ late ─▶ launch ───────────────────────────── end    less, by `late`
+//!  all ranks    helper launches ─▶ barrier, pause ─▶ clock ─ host ─▶ launch ───────────────── end
 //! ```
 //!
 //! Each rank's event pair starts with its own launch command; the largest time of any rank is shown.
@@ -18,24 +16,17 @@ use tilewire_kernels::schedule::CtaCount;
 /// How late ranks command their launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Late {
-    /// The rank that comes late: drawn by the seed of the noise, without noise the last one.
+    /// The rank that comes late under noise, drawn by its seed.
     pub rank: usize,
-    /// Its delay, ps: that of an isolated launch and that of the noise together.
+    /// Its delay, ps; 0 without noise.
     pub ps: u64,
-    /// Delay of an isolated launch where a rank stands for others, ps. All that it stands for are late alike then: nobody
-    /// waits for anybody, and the delay is added to the time.
-    pub alike_ps: u64,
 }
 
 impl Late {
-    /// `all`: every rank is simulated by itself.
-    pub(super) fn new(machine: &Machine, protocol: Protocol, noise: Option<&Noise>, ranks: usize, all: bool) -> Self {
-        let isolated = if protocol.is_isolated() { ps_from_us(machine.launch.isolated_us.value) } else { 0 };
-        let drawn = noise.map_or(0, |_| ps_from_us(machine.noise.late_rank_us.value));
+    pub(super) fn new(machine: &Machine, noise: Option<&Noise>, ranks: usize) -> Self {
         Self {
             rank: noise.map_or(ranks - 1, |noise| noise.late_rank(ranks)),
-            ps: drawn + if all { isolated } else { 0 },
-            alike_ps: if all { 0 } else { isolated },
+            ps: noise.map_or(0, |_| ps_from_us(machine.noise.late_rank_us.value)),
         }
     }
 

@@ -23,6 +23,7 @@ pub(super) enum CostKey {
         misses: [u64; 2],
         main_loop: MainLoop,
         drain: Drain,
+        notice: u16,
         outs: SmallVec<[Where; 2]>,
     },
     /// `streamed`: states and outputs, which the CTA moves beside its steps.
@@ -54,6 +55,8 @@ pub(super) enum CostKey {
         zero: u32,
         in_flight: u16,
         overlap: bool,
+        /// Instructions that move a row, one way; 0: they do not bind.
+        boxes: u32,
     },
     Reduce {
         inputs: SmallVec<[Where; 4]>,
@@ -103,11 +106,12 @@ impl CostKey {
 pub(super) fn cost_key(task: &Task, table: &[Option<GatherEntry>], role: &Role, panels: &mut Panels) -> CostKey {
     let place = |p: &Place| Where { at: p.at, bytes: p.region.bytes(), add: false };
     match &task.op {
-        Op::GemmTile { a, b, outs, tile, drain, main_loop, .. } => {
+        Op::GemmTile { a, b, outs, tile, drain, main_loop, notice, .. } => {
             let misses = [panels.fetch(a.buffer.0, a.offset, a.bytes()), panels.fetch(b.buffer.0, b.offset, b.bytes())];
             panels.next_tile();
             let outs = outs.iter().map(|o| Where { add: o.mode == WriteMode::Add, ..place(&o.place) }).collect();
-            CostKey::Gemm { tile: *tile, steps: task.op.steps(), misses, main_loop: *main_loop, drain: *drain, outs }
+            let (steps, main_loop, drain, notice) = (task.op.steps(), *main_loop, *drain, *notice);
+            CostKey::Gemm { tile: *tile, steps, misses, main_loop, drain, notice, outs }
         }
         Op::AttentionTile { q, k, v, state, out, first, last, tile, main_loop, .. } => {
             let misses = panels.fetch(k.buffer.0, k.offset, k.bytes()) + panels.fetch(v.buffer.0, v.offset, v.bytes());
@@ -137,7 +141,7 @@ pub(super) fn cost_key(task: &Task, table: &[Option<GatherEntry>], role: &Role, 
             overlap: *load_store_overlap,
             lanes: role.lanes,
         },
-        Op::GatherRows { table: slice, dst, in_flight_rows, load_store_overlap, .. } => {
+        Op::GatherRows { table: slice, dst, in_flight_rows, load_store_overlap, box_bytes, .. } => {
             let entries = &table[slice.start as usize..(slice.start + slice.len) as usize];
             let local = entries.iter().flatten().filter(|e| e.dg == 0).count() as u32;
             let remote = entries.iter().flatten().count() as u32 - local;
@@ -148,6 +152,7 @@ pub(super) fn cost_key(task: &Task, table: &[Option<GatherEntry>], role: &Role, 
                 row_bytes: dst.row_bytes,
                 in_flight: *in_flight_rows,
                 overlap: *load_store_overlap,
+                boxes: if *box_bytes > 0 { dst.row_bytes.div_ceil(*box_bytes) } else { 0 },
             }
         }
         Op::Reduce { inputs, outputs, in_flight_bytes } => CostKey::Reduce {

@@ -195,7 +195,7 @@ impl Compiled {
             flag_sigma: machine.noise.flag_sigma.value,
             clock_sigma: machine.noise.clock_sigma.value,
         });
-        let late = Late::new(machine, config.protocol, noise.as_ref(), ranks.len(), folded == cluster);
+        let late = Late::new(machine, noise.as_ref(), ranks.len());
         Ok(Self {
             ranks,
             program_of,
@@ -227,16 +227,6 @@ impl Compiled {
                 Leaves { nodes: nodes as u32, link: rate(link) }
             }),
         })
-    }
-
-    /// How late a rank commands its launches in a form, ps. Compute alone of isolated launches starts together.
-    pub fn delay(&self, rank: usize, compute_only: bool) -> u64 {
-        if compute_only && self.isolated { 0 } else { self.late.of(rank) }
-    }
-
-    /// How long before the late rank's clock a rank's own starts, ps: 0 unless ranks have clocks of their own.
-    pub fn head_start(&self, rank: usize) -> u64 {
-        if self.isolated { self.late.ps - self.late.of(rank) } else { 0 }
     }
 
     /// The tasks of a program that run while the clock does.

@@ -30,6 +30,7 @@ pub(super) fn compile_rank(
         for (r, role) in launch.roles.iter().enumerate() {
             let first = program.tasks.len() as u32;
             let mut panels = Panels::new(compiler.machine);
+            let mut restarts = Vec::new();
             let timed = !launches[l].before_clock;
             let flag = |f: tilewire_kernels::schedule::Flag| family_base[usize::from(f.family.0)] + f.slot;
             schedule.for_each_task(rank, l, r, |task| {
@@ -111,6 +112,9 @@ pub(super) fn compile_rank(
                         bytes,
                     });
                 }
+                if task.restart {
+                    restarts.push(program.tasks.len() as u32 - first);
+                }
                 program.tasks.push(TaskC {
                     wait0,
                     signal0,
@@ -131,6 +135,7 @@ pub(super) fn compile_rank(
                 launch: l as u32,
                 first,
                 tasks: program.tasks.len() as u32 - first,
+                restarts,
                 work_ps: 0,
                 collective: false,
                 block_ps: compiler.take_ps(one_per_block, role.claim),

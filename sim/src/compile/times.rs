@@ -76,6 +76,8 @@ pub struct Times {
     pub dependent: u64,
     /// Cost of an iteration of a back-to-back loop.
     pub iteration: u64,
+    /// What the host takes before an isolated launch, while its clock runs: on every rank, so that nobody waits for it.
+    pub isolated: u64,
     /// Load until the clock is the sustained one.
     pub cold: u64,
     /// SMs.
@@ -110,6 +112,7 @@ impl Times {
             launch: ps_from_us(launch.command_us.value),
             dependent: ps_from_us(launch.dependent_us.value),
             iteration: ps_from_us(launch.iteration_us.value),
+            isolated: ps_from_us(launch.isolated_us.value),
             cold: ps_from_us(machine.gpu.cold_ms.value * 1e3),
             sms: machine.gpu.sms.value as u32,
             rails: machine.nic.rails.value as u32,

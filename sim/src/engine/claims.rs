@@ -2,11 +2,12 @@
 
 use super::flags::SLOT;
 use super::state::{Cta, Worker};
+use super::tables::RoleRow;
 use super::{Engine, Here, RankState, State};
 use crate::compile::NONE;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use tilewire_kernels::schedule::Claim;
+use tilewire_kernels::schedule::{Claim, Strides};
 
 /// Window slots of a role.
 pub(super) const WINDOW: usize = 32;
@@ -45,6 +46,11 @@ impl RankState {
 }
 
 impl Here<'_> {
+    pub(super) fn strides(&self, role: usize) -> Strides<'_> {
+        let RoleRow { tasks, workers, .. } = self.roles[role];
+        Strides { tasks, workers, restarts: &self.program.roles[role].restarts }
+    }
+
     /// Whether another task of its role is left for a cta.
     pub(super) fn has_next(&self, own: &RankState, cta: &Cta) -> bool {
         let r = usize::from(cta.role);
@@ -79,7 +85,8 @@ impl<'a> Engine<'a> {
                 Claim::Strided => {
                     let position = cta.position;
                     if position < role.tasks {
-                        cta.position += role.workers;
+                        let next = || h.strides(r).next(position);
+                        cta.position = if role.restarts { next() } else { position + role.workers };
                         return Some(role.first + position);
                     }
                 }

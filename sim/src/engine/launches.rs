@@ -52,7 +52,7 @@ impl<'a> Engine<'a> {
     pub(super) fn start_clock(&mut self, at: u64) {
         self.out.clock = at;
         for rank in 0..self.c.ranks.len() {
-            let start = at + self.c.times.launch + self.c.delay(rank, self.t.compute_only);
+            let start = at + self.c.times.launch + self.c.late.of(rank);
             for (l, launch) in self.c.launches.iter().enumerate() {
                 if !launch.before_clock && self.before(launch) == 0 {
                     self.s.timers.push(rank, start, kind::LAUNCH, l as u32, 0);
@@ -75,7 +75,8 @@ impl<'a> Engine<'a> {
             let state = if row.watches { State::Watch } else { State::Free };
             for index in 0..row.workers {
                 let w = row.worker0 + index;
-                own.workers[w as usize] = Worker { state, role: r as u16, position: index, ..Worker::ABSENT };
+                let position = if row.restarts { h.strides(r).first(index) } else { index };
+                own.workers[w as usize] = Worker { state, role: r as u16, position, ..Worker::ABSENT };
                 own.make_runnable(w);
             }
             if let Claim::Ready { .. } = row.claim {

@@ -47,6 +47,8 @@ pub(super) struct RoleRow {
     pub workers: u32,
     /// Workers of a CTA; 0 in a form that does not run them.
     pub per_cta: u32,
+    /// Its strides begin anew somewhere.
+    pub restarts: bool,
     /// Tasks of the role that are not run, see [`Instant`].
     pub instant_tasks: u32,
     /// One worker stands for all: it waits for what the tasks wait for, as if that were one task.
@@ -189,6 +191,7 @@ impl Tables {
                     worker0: self.workers as u32,
                     workers,
                     per_cta,
+                    restarts: !role.restarts.is_empty(),
                     instant_tasks,
                     watches,
                 });

@@ -39,6 +39,7 @@ const NAMED: &[(&str, f64, f64, bool)] = &[
     ("l2_drift_hits", 0.0, 1.0, false),
     ("hbm_write_bytes_per_byte", 0.1, 100.0, false),
     ("hbm_power_flop_per_byte", 0.0, 1e6, false),
+    ("box_power_flop", 0.0, 1e12, false),
     ("store_steps", 0.0, 1024.0, true),
     ("move_crowd_per_cta", 0.0, 1.0, false),
     ("attention_power", 0.01, 100.0, false),

@@ -4,7 +4,7 @@ use crate::support::*;
 use tilewire_kernels::schedule::{At, Claim, Op};
 use tilewire_kernels::{Fabric, RoleKind};
 use tilewire_sim::compile::{Compiled, Form};
-use tilewire_sim::{Config, Prediction, Protocol, Simulation, engine};
+use tilewire_sim::{Config, Prediction, Simulation, engine};
 
 #[test]
 fn nothing_beats_bytes_over_bandwidth_and_flops_over_peak() {
@@ -19,12 +19,10 @@ fn nothing_beats_bytes_over_bandwidth_and_flops_over_peak() {
                     assert!(end_us >= bound_us * 0.999_999, "{}: {end_us} us beats {by:?} {bound_us} us", case.name);
                     check_by_hand(&case, &machine, end_us);
                 }
-                let protocol = Protocol::Published { stale_arrivals: false, isolated: true, launches: 20 };
-                let isolated =
-                    Simulation::new(&case.schedule, &machine, &Config { protocol, ..full() }).expect("compiles");
+                let isolated = Simulation::new(&case.schedule, &machine, &Config { protocol: ISOLATED, ..full() })
+                    .expect("compiles");
                 let Prediction { time_us, bound_by, bound_us, .. } =
                     isolated.predict(&case.usual_split()).expect("runs");
-                // Every rank needs something of the late one, so that a clock runs while all bytes move.
                 let name = &case.name;
                 assert!(
                     time_us >= bound_us * 0.999_999,

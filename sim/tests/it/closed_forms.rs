@@ -3,8 +3,11 @@
 //! A launch takes 3 us. A CTA copies at 50 GB/s after a latency of 1 us (NVLink: 2 us).
 
 use crate::support::*;
-use tilewire_kernels::schedule::{At, Claim, CollectiveKind, CtaCount, Drain, Gate, Op, Publish, Role, Signal, Wait};
-use tilewire_kernels::{Cluster, Fabric, RoleKind, Task};
+use tilewire_kernels::schedule::{
+    At, BufferId, Claim, CollectiveKind, CtaCount, Drain, Gate, GatherEntry, Op, Publish, Region, Role, Signal,
+    TableSlice, TaskSource, Wait,
+};
+use tilewire_kernels::{Cluster, Fabric, Rank, RoleKind, Schedule, Task};
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::engine;
 
@@ -66,6 +69,26 @@ fn a_fence_holds_the_cta_whose_output_leaves_over_nvlink_and_must_be_visible() {
     assert_eq!(end(peer, Drain::Visible, 700.0) - end(peer, Drain::Visible, 0.0), 2 * 700 * NS);
     assert_eq!(end(At::ME, Drain::Visible, 700.0), end(At::ME, Drain::Visible, 0.0));
     assert_eq!(end(peer, Drain::SmemRead, 700.0), end(peer, Drain::SmemRead, 0.0));
+}
+
+#[test]
+fn a_tile_in_so_many_also_waits_until_its_chunk_is_noticed() {
+    let end = |to, drain, notice| {
+        let tile = move || {
+            let mut task = tile(10, to, drain);
+            if let Op::GemmTile { notice: of, .. } = &mut task.op {
+                *of = notice;
+            }
+            task
+        };
+        let toy = Toy::node(2, vec![compute()]).tasks(move |_, _, _| vec![tile(), tile()]);
+        simulate(&toy, &with(ib(), &[("nvlink.notice_ns", 8000.0)]), split(1, 0, 0, 0)).end
+    };
+    let peer = At::local(1);
+    // Each of the two tiles takes its share of the 8 us.
+    assert_eq!(end(peer, Drain::Visible, 4) - end(peer, Drain::Visible, 0), 2 * 2 * US);
+    assert_eq!(end(At::ME, Drain::Visible, 4), end(At::ME, Drain::Visible, 0));
+    assert_eq!(end(peer, Drain::SmemRead, 4), end(peer, Drain::SmemRead, 0));
 }
 
 #[test]
@@ -359,6 +382,65 @@ fn lanes_share_their_cta() {
     let run = simulate(&toy, &ib(), split(1, 0, 0, 0));
     assert_eq!(run.end, 6 * US);
     assert_eq!(run.timeline.iter().map(|t| (t.cta, t.lane)).collect::<Vec<_>>(), [(0, 0), (0, 1)]);
+}
+
+#[test]
+fn strides_may_begin_anew() {
+    let end = |restarts: &'static [usize]| {
+        let toy = Toy::node(1, vec![compute()]).tasks(move |_, _, _| {
+            let task = |i| Task { restart: restarts.contains(&i), ..copy(At::ME, At::ME, 50_000) };
+            (0..8).map(task).collect()
+        });
+        simulate(&toy, &ib(), split(3, 0, 0, 0)).end
+    };
+    // Copies of 2 us each. In one go each of three CTAs takes three at the most. The first takes 0, 3, and of the tasks after
+    // a restart 4, 7.
+    assert_eq!(end(&[]), (3 + 3 * 2) * US);
+    assert_eq!(end(&[4]), (3 + 4 * 2) * US);
+    // 0, then 1, 4, then 5.
+    assert_eq!(end(&[1, 5]), (3 + 4 * 2) * US);
+    // A part of one task is the first CTA's alone.
+    assert_eq!(end(&[1, 2, 3, 4, 5, 6, 7]), (3 + 8 * 2) * US);
+}
+
+/// Four rows of 1000 bytes, of which some are there.
+struct Rows {
+    there: u32,
+    box_bytes: u32,
+}
+
+impl TaskSource for Rows {
+    fn tasks(&self, _: Rank, _: usize, _: usize, sink: &mut dyn FnMut(Task)) {
+        sink(Task::new(Op::GatherRows {
+            table: TableSlice { start: 0, len: 4 },
+            src: BufferId(0),
+            dst: Region::contiguous(BufferId(0), 0, 4, 1000),
+            in_flight_rows: 4,
+            load_store_overlap: true,
+            box_bytes: self.box_bytes,
+        }));
+    }
+
+    fn table(&self, _: Rank) -> Vec<Option<GatherEntry>> {
+        (0..4).map(|row| (row < self.there).then_some(GatherEntry { dg: 0, row })).collect()
+    }
+}
+
+#[test]
+fn boxes_bound_a_gather() {
+    let end = |there, box_bytes| {
+        let empty = Toy::node(1, vec![compute()]).tasks(|_, _, _| Vec::new());
+        let toy = Schedule { source: Box::new(Rows { there, box_bytes }), ..empty };
+        simulate(&toy, &ib(), split(1, 0, 0, 0)).end
+    };
+    // Launch, 1 us of latency, and 4000 bytes in flight a microsecond.
+    assert_eq!(end(4, 0), 5 * US);
+    // 40 loads and 40 stores of 100 bytes, 30 ns each.
+    assert_eq!(end(4, 100), 4 * US + 80 * 30 * NS);
+    // 24 of them are not slower than the rows.
+    assert_eq!(end(4, 334), 5 * US);
+    // Rows that are not there are not loaded.
+    assert_eq!(end(2, 100), 4 * US + 40 * 30 * NS);
 }
 
 #[test]

@@ -118,15 +118,13 @@ fn tasks_fill_the_time_of_their_ctas() {
 /// Whatever the kernel, options, split and protocol, no CTA's time is lost or counted twice.
 #[test]
 fn busy_wait_and_idle_are_the_time_of_the_ctas() {
-    let isolated = Protocol::Published { stale_arrivals: false, isolated: true, launches: 20 };
-    let looped = Protocol::Published { stale_arrivals: true, isolated: false, launches: 20 };
     let machine = shipped_machine("h200-efa");
     let mut roles = 0;
     for (nodes, gpus) in [(1, 4), (2, 2), (2, 8)] {
         let fused = SETS.into_iter().flat_map(|set| kernels(set, cluster(nodes, gpus), machine.fabric, 1));
         for case in fused.chain(baselines(cluster(nodes, gpus), machine.fabric)) {
-            let folded = [Protocol::Fair, isolated, looped].map(|protocol| (protocol, Execution::Folded));
-            for (protocol, execution) in folded.into_iter().chain([(isolated, Execution::Full)]) {
+            let folded = [Protocol::Fair, ISOLATED, LOOPED].map(|protocol| (protocol, Execution::Folded));
+            for (protocol, execution) in folded.into_iter().chain([(ISOLATED, Execution::Full)]) {
                 let config = Config { protocol, execution, ..Config::default() };
                 let simulation = Simulation::new(&case.schedule, &machine, &config).expect("compiles");
                 for split in [case.usual_split(), case.split(1), case.split(3)] {

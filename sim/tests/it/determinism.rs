@@ -11,8 +11,7 @@ use tilewire_sim::{Config, Machine, Protocol, Simulation, predict};
 fn repeats_and_used_memory_change_nothing() {
     let machine = shipped_machine("h200-efa");
     for case in SETS.into_iter().flat_map(|set| kernels(set, cluster(2, 2), Fabric::EfaSrd, 1)) {
-        let isolated = Protocol::Published { stale_arrivals: false, isolated: true, launches: 20 };
-        for protocol in [Protocol::Fair, isolated] {
+        for protocol in [Protocol::Fair, ISOLATED] {
             let compiled = Compiled::new(&case.schedule, &machine, &Config { protocol, ..full() }).expect("compiles");
             let mut used = Scratch::default();
             for split in [case.usual_split(), case.split(1), case.usual_split()] {

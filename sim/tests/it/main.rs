@@ -7,6 +7,7 @@ mod completes;
 mod conservation;
 mod determinism;
 mod isolated;
+mod loops;
 mod metamorphic;
 mod mirror;
 mod noise;

@@ -11,10 +11,16 @@ use tilewire_kernels::{
 };
 use tilewire_sim::compile::{Compiled, Form};
 use tilewire_sim::engine::{self, Run};
-use tilewire_sim::{Config, Execution, Machine, SimError};
+use tilewire_sim::{Config, Execution, Loop, Machine, Protocol, SimError};
 
 pub const NS: u64 = 1_000;
 pub const US: u64 = 1_000_000;
+
+/// Launches timed one by one.
+pub const ISOLATED: Protocol = Protocol::Published { stale_arrivals: false, isolated: true, timed: TIMED };
+/// Launches back to back, whose arrivals are met from the second one on.
+pub const LOOPED: Protocol = Protocol::Published { stale_arrivals: true, isolated: false, timed: TIMED };
+const TIMED: Loop = Loop { warm_up: 0, launches: 8, median: true };
 
 /// Shared resources are wide enough to hold nobody back; a test narrows those that it is about.
 const WIDE: f64 = 1e6;
@@ -52,6 +58,8 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
             ("reduce_latency_ns", 500.0),
             ("merge_cta_gbs", 100.0),
             ("gather_cta_gbs", 50.0),
+            ("box_ns", 30.0),
+            ("box_power_flop", 0.0),
             ("nvls_load_latency_ns", 2000.0),
             ("nvls_load_cta_gbs", 20.0),
             ("nvls_store_cta_gbs", 20.0),
@@ -65,6 +73,7 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
             ("ingress_gbs", WIDE),
             ("add_link_bytes_per_byte", 1.0),
             ("fence_ns", 0.0),
+            ("notice_ns", 0.0),
             ("domain_gpus", 72.0),
         ],
     ),
@@ -298,6 +307,7 @@ pub fn gemm_tile(tile: [u16; 3], k: u32) -> Task {
         stages: 4,
         drain: Drain::Overlap,
         main_loop: MainLoop::Pipelined,
+        notice: 0,
     })
 }
 

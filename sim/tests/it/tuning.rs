@@ -7,7 +7,7 @@ use tilewire_kernels::{Fabric, RoleKind, RoleSplit, Schedule};
 use tilewire_sim::bound::LowerBound;
 use tilewire_sim::compile::Form;
 use tilewire_sim::tune::{TuneConfig, tune};
-use tilewire_sim::{Config, Execution, Machine, Protocol, Simulation};
+use tilewire_sim::{Config, Execution, Machine, Simulation};
 
 fn counts(split: &RoleSplit) -> [u32; 4] {
     RoleKind::ALL.map(|kind| split.get(kind))
@@ -44,15 +44,12 @@ fn machines() -> Vec<Machine> {
     ]
 }
 
-const ISOLATED: Protocol = Protocol::Published { stale_arrivals: false, isolated: true, launches: 8 };
-
 fn configs() -> [Config; 7] {
-    let looped = Protocol::Published { stale_arrivals: true, isolated: false, launches: 8 };
     let of = |protocol| Config { protocol, ..full() };
     [
         Config::default(),
         full(),
-        of(looped),
+        of(LOOPED),
         Config { noise_seed: Some(3), ..full() },
         of(ISOLATED),
         Config { execution: Execution::Folded, ..of(ISOLATED) },

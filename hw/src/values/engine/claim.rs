@@ -4,7 +4,7 @@ use super::super::Config;
 use super::super::ops::Carry;
 use super::{Engine, ExecError, Live, Next, Stage, Worker};
 use tilewire_kernels::Schedule;
-use tilewire_kernels::schedule::{Claim, CtaCount, Gate, Launch, Role};
+use tilewire_kernels::schedule::{Claim, CtaCount, Gate, Launch, Role, Strides};
 
 impl Engine<'_> {
     pub(super) fn launch_ended(&self, rank: usize, launch: usize) -> bool {
@@ -16,7 +16,7 @@ impl Engine<'_> {
     }
 
     pub(super) fn claim(&mut self, worker: usize) -> Result<Next, ExecError> {
-        let Worker { rank, home, role, index, of, taken, .. } = self.workers[worker];
+        let Worker { rank, home, role, of, next, .. } = self.workers[worker];
         let launch = self.roles[role].launch;
         if !self.launch_begun(rank, launch) {
             self.launches[rank * self.schedule.launches.len() + launch].waiting.push(worker);
@@ -30,8 +30,12 @@ impl Engine<'_> {
                 return Err(ExecError::Illegal { task: Box::new(self.name(role, 0)), what });
             }
             Claim::Strided => {
-                self.workers[worker].taken += 1;
-                Some(index + taken * of).filter(|&task| task < count)
+                let strides = Strides { tasks: count as u32, workers: of, restarts: &self.roles[role].restarts };
+                let taken = Some(next as usize).filter(|&task| task < count);
+                if taken.is_some() {
+                    self.workers[worker].next = strides.next(next);
+                }
+                taken
             }
             Claim::Ticket => {
                 self.roles[role].cursor += 1;

@@ -21,7 +21,7 @@ use claim::{cta_count, reaches};
 pub(in crate::values) use fabric::Flight;
 use stages::step_flag;
 use std::collections::{BTreeMap, VecDeque};
-use tilewire_kernels::schedule::{Flag, Gate, GatherEntry, Role, Task, Wait};
+use tilewire_kernels::schedule::{Flag, Gate, GatherEntry, Role, Strides, Task, Wait};
 use tilewire_kernels::{Rank, RoleKind, Schedule};
 
 /// The tasks of every role of every rank, and the gather tables.
@@ -37,6 +37,8 @@ struct RoleState {
     /// First unclaimed task (`Ready`: everything before it is claimed).
     cursor: usize,
     claimed: Vec<bool>,
+    /// Where its strides begin anew.
+    restarts: Vec<u32>,
     /// Workers that found nothing ready.
     idle: Vec<usize>,
 }
@@ -55,10 +57,9 @@ struct Worker {
     home: usize,
     role: usize,
     cta: u32,
-    index: usize,
-    of: usize,
-    /// Tasks taken from a strided list.
-    taken: usize,
+    of: u32,
+    /// What it takes next of a strided list.
+    next: u32,
     live: Option<Live>,
 }
 
@@ -154,15 +155,17 @@ impl<'a> Engine<'a> {
                 let role = &schedule.launches[l].roles[r];
                 let ctas = cta_count(&schedule.launches[l], r, config);
                 let count = lists.tasks[rank * pairs.len() + local].len();
-                let of = ctas as usize * role.lanes.max(1) as usize;
+                let of = ctas * role.lanes.max(1);
                 launches[rank * num_launches + l].left += count;
                 let home = rank * pairs.len() + local;
-                roles.push(RoleState { launch: l, cursor: 0, claimed: vec![false; count], idle: Vec::new() });
+                let restarts = Strides::restarts(&lists.tasks[rank * pairs.len() + local]);
                 // Lane by lane, so that neighbouring tasks of a strided list go to different CTAs.
                 for index in 0..of {
-                    let cta = index as u32 % ctas;
-                    workers.push(Worker { rank, home, role: home, cta, index, of, taken: 0, live: None });
+                    let strides = Strides { tasks: count as u32, workers: of, restarts: &restarts };
+                    let next = strides.first(index);
+                    workers.push(Worker { rank, home, role: home, cta: index % ctas, of, next, live: None });
                 }
+                roles.push(RoleState { launch: l, cursor: 0, claimed: vec![false; count], restarts, idle: Vec::new() });
                 let fed = (0..schedule.launches[l].roles.len()).any(|from| reaches(schedule, l, from, r, config));
                 if count > 0 && !fed {
                     return Err(ExecError::NoCtas {
