@@ -78,6 +78,10 @@ impl Draft {
         } else {
             fused
         };
+        if self.noise && self.execution == Some(Execution::Mirror) {
+            let problem = "mirror, where noise makes ranks differ; allowed with noise: folded, full";
+            return Err(Refusal::new(Part::Execution, problem).into());
+        }
         let kind = kernel.problem_kind();
         let target = Arc::new(source.target(&self.cluster)?);
         let problem = self.problem(name, kind)?;

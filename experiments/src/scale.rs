@@ -126,10 +126,6 @@ fn splits(experiment: &Experiment) -> Result<Vec<RoleSplit>, ExperimentError> {
     let points: Vec<(&Case, SplitChoice)> = experiment.cases().collect();
     let split = |(case, choice): &(&Case, SplitChoice)| {
         let prepared = Prepared::new(&Case { noise: false, ..(*case).clone() })?;
-        if case.noise && case.execution == Execution::Mirror {
-            // Says why that cannot be, before anything runs.
-            Prepared::new(case)?;
-        }
         let split = match *choice {
             SplitChoice::Fixed(split) => split,
             SplitChoice::Auto => prepared.split(case)?,
