@@ -107,7 +107,7 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
             Plot::Bars(bars) => plot::save(&bars, &output.path(&name))?,
         });
     }
-    output.finish(&files)?;
+    output.finish(&files, None)?;
     let summary = Summary::new(&joined);
     let shown = Shown { joined: &joined, summary: &summary, left_out, recorded: &recorded };
     let mut text = if args.json { compare_tables::json_text(&shown) } else { compare_tables::text(&shown) };

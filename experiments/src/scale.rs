@@ -96,8 +96,13 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
         progress::say(&to_come(&experiment, splits.len(), replicas.len()));
     }
     let rows = replicates(&replicas, &splits, &path)?;
-    if rows.len() < points {
-        return Err(ExperimentError::Interrupted { done: rows.len(), points });
+    if let Some(partial) = progress::partial(rows.len(), points) {
+        output.finish(&[path], Some(partial))?;
+        return Err(ExperimentError::Interrupted {
+            kept: "their rows are kept; the run is partial and decides nothing",
+            done: rows.len(),
+            points,
+        });
     }
     let rows: Vec<&[Vec<String>]> = rows.chunks(splits.len()).collect();
     let decisions: Vec<Decision> =
@@ -107,7 +112,7 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     if let Some(plot) = by_ranks(&experiment, &rows) {
         files.extend(plot::save(&plot, &output.path("scale"))?);
     }
-    output.finish(&files)?;
+    output.finish(&files, None)?;
     let text = if args.json {
         json_text(&experiment, &decisions, &files)
     } else {
