@@ -179,6 +179,23 @@ fn a_fused_gain_is_over_bulk_synchronous_launches_where_those_were_measured() {
     assert!(sum > measured, "{sum}: what is added up knows no last wave and no shared clock");
 }
 
+#[test]
+fn what_one_row_cannot_tell_is_not_told_and_not_passed() {
+    let directory = empty();
+    let all = fs::read_to_string(data("nvlink-judged-1x2-run4-2026-11-30.csv")).expect("rows");
+    let some: String =
+        all.lines().filter(|line| !line.starts_with('#')).take(2).flat_map(|line| [line, "\n"]).collect();
+    fs::write(directory.path().join("x.csv"), some).expect("a file");
+    let output = tilewire(directory.path(), &["compare", "x.csv", "-o", "out"]);
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.contains("no schedule has several splits"), "{said}");
+    let shapes = fs::read_to_string(directory.path().join("out/shapes.csv")).expect("shapes");
+    assert!(!said.contains("NaN") && !shapes.contains("NaN"), "{said}\n{shapes}");
+    let output = tilewire(directory.path(), &["compare", "x.csv", "-o", "out", "--max-split-cost", "2"]);
+    let words = "cost of the recommended split, median over shapes is unknown, asked for 2 % at most";
+    assert!(output.status.code() == Some(3) && text(&output.stderr).contains(words), "{}", text(&output.stderr));
+}
+
 /// Rows of two forms, more schedules than have plots: the worst rows are found by form, file and line, what has no plot is
 /// counted.
 #[test]
