@@ -17,7 +17,7 @@ use tilewire_sim::Machine;
 use tilewire_sim::machine::Kind;
 
 /// Layout of an output directory.
-const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 1;
 
 /// Git revision that the program was built from, if it was built in a checkout.
 pub const REVISION: Option<&str> = option_env!("TILEWIRE_REVISION");
