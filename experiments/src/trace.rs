@@ -69,6 +69,12 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
 
 /// A timeline that was measured, alone or beside the simulation of the same schedule.
 fn measured(args: &TraceArgs, file: &Path, source: &Source) -> Result<String, ExperimentError> {
+    if let (Ok(output), Ok(file)) = (args.output.canonicalize(), file.canonicalize())
+        && output == file
+    {
+        let problem = format!("{} is the timeline that is read, allowed: another file", args.output.display());
+        return Err(ExperimentError::refused("-o", problem));
+    }
     let Measured { case, split, prepared, run, row } = Measured::read(file, source)?;
     let filter = filter(args, &case)?;
     let told = ["device", "gpu", "transport", "date"].map(|name| row.text(name));

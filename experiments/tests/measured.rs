@@ -101,6 +101,12 @@ fn a_file_that_is_no_whole_timeline_is_refused_where_it_is_wrong() {
         assert!(errors.contains(&words), "{words}: {errors}");
         assert!(!directory.path().join("trace.json").exists(), "{words}: wrote something");
     }
+    // Whatever it is called, a timeline is not written over.
+    fs::write(directory.path().join("x.csv"), &good).expect("a file");
+    let output = tilewire(directory.path(), &["trace", "--measured", "x.csv", "-o", "./x.csv"]);
+    let errors = text(&output.stderr);
+    assert!(output.status.code() == Some(2) && errors.contains("is the timeline that is read"), "{errors}");
+    assert_eq!(fs::read_to_string(directory.path().join("x.csv")).expect("there"), good);
 }
 
 #[test]
