@@ -288,6 +288,8 @@ mod tests {
     #[test]
     fn clusters_are_refused_with_what_is_allowed() {
         assert!(refused("2x8-h200").contains("no machine \"h200\""));
+        // A machine without a network is none for two nodes.
+        assert!(!refused("2x8-h200").contains("nvlink") && refused("1x8-h300").contains("1x8-h200-nvlink"));
         assert!(refused("0x8-h200-efa").contains("from 1 to 1024"));
         assert!(refused("2x9-h200-efa").contains("h200-efa has 8"));
         assert!(refused("2x8-h200-nvlink").contains("needs a network"));
