@@ -34,6 +34,7 @@ pub(super) struct Lists {
 /// A role of a rank while it runs.
 struct RoleState {
     launch: usize,
+    kind: RoleKind,
     /// First unclaimed task (`Ready`: everything before it is claimed).
     cursor: usize,
     claimed: Vec<bool>,
@@ -114,6 +115,8 @@ pub(super) struct Engine<'a> {
     workers: Vec<Worker>,
     flags: Vec<Vec<Vec<u32>>>,
     runnable: VecDeque<usize>,
+    /// How many of them are of a role that is not starved.
+    fed: usize,
     /// Workers that can move, but whose task lags behind.
     lagging: Vec<usize>,
     parked: BTreeMap<(usize, Flag), Vec<usize>>,
@@ -157,7 +160,8 @@ impl<'a> Engine<'a> {
                 let of = ctas as usize * role.lanes.max(1) as usize;
                 launches[rank * num_launches + l].left += count;
                 let home = rank * pairs.len() + local;
-                roles.push(RoleState { launch: l, cursor: 0, claimed: vec![false; count], idle: Vec::new() });
+                let claimed = vec![false; count];
+                roles.push(RoleState { launch: l, kind: role.kind, cursor: 0, claimed, idle: Vec::new() });
                 // Lane by lane, so that neighbouring tasks of a strided list go to different CTAs.
                 for index in 0..of {
                     let cta = index as u32 % ctas;
@@ -175,7 +179,7 @@ impl<'a> Engine<'a> {
         }
         let mut rng = Rng::new(seed_for(config.seed, run, "order"));
         let flags = (0..ranks).map(|_| schedule.flags.iter().map(|f| vec![0; f.slots as usize]).collect()).collect();
-        Ok(Self {
+        let mut engine = Self {
             schedule,
             config,
             lists,
@@ -184,7 +188,8 @@ impl<'a> Engine<'a> {
             roles_per_rank: pairs.len(),
             roles,
             launches,
-            runnable: (0..workers.len()).collect(),
+            runnable: VecDeque::new(),
+            fed: 0,
             lagging: Vec::new(),
             workers,
             flags,
@@ -198,7 +203,11 @@ impl<'a> Engine<'a> {
             rng,
             tasks_done: 0,
             steps: 0,
-        })
+        };
+        for worker in 0..engine.workers.len() {
+            engine.let_run(worker);
+        }
+        Ok(engine)
     }
 
     /// Runs until every task is done and, where the run's end asks for it, every put is over.
@@ -234,20 +243,33 @@ impl<'a> Engine<'a> {
             let at = self.rng.below(self.lagging.len());
             return Some(self.lagging.swap_remove(at));
         }
-        match self.config.scheduler {
+        let picked = match self.config.scheduler {
             Scheduler::RoundRobin => self.runnable.pop_front(),
             Scheduler::Random | Scheduler::Laggards | Scheduler::DelayedPuts | Scheduler::ReorderedPuts => {
                 let at = self.rng.below(self.runnable.len());
                 self.runnable.swap_remove_back(at)
             }
-            Scheduler::Starve(kind) => {
+            Scheduler::Starve(_) => {
                 let start = self.rng.below(self.runnable.len());
-                let fed = (0..self.runnable.len())
-                    .map(|i| (start + i) % self.runnable.len())
-                    .find(|&at| self.kind(self.workers[self.runnable[at]].role) != kind);
+                // Often the starved role has thousands of workers, and nobody else can move.
+                let places = if self.fed > 0 { 0..self.runnable.len() } else { 0..0 };
+                let fed =
+                    places.map(|i| (start + i) % self.runnable.len()).find(|&at| !self.is_starved(self.runnable[at]));
                 self.runnable.swap_remove_back(fed.unwrap_or(start))
             }
-        }
+        };
+        self.fed -= usize::from(picked.is_some_and(|worker| !self.is_starved(worker)));
+        picked
+    }
+
+    fn is_starved(&self, worker: usize) -> bool {
+        self.config.scheduler == Scheduler::Starve(self.kind(self.workers[worker].role))
+    }
+
+    /// Lets a worker move whose task does not lag behind.
+    fn let_run(&mut self, worker: usize) {
+        self.fed += usize::from(!self.is_starved(worker));
+        self.runnable.push_back(worker);
     }
 
     /// Lets a worker move again.
@@ -255,14 +277,12 @@ impl<'a> Engine<'a> {
         if self.workers[worker].live.as_ref().is_some_and(|live| live.lags) {
             self.lagging.push(worker);
         } else {
-            self.runnable.push_back(worker);
+            self.let_run(worker);
         }
     }
 
     fn kind(&self, role: usize) -> RoleKind {
-        let (launch, first) = (self.roles[role].launch, role % self.roles_per_rank);
-        let before: usize = self.schedule.launches[..launch].iter().map(|l| l.roles.len()).sum();
-        self.schedule.launches[launch].roles[first - before].kind
+        self.roles[role].kind
     }
 
     /// Whether a task or put that begins now lags behind.
