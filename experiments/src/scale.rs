@@ -137,8 +137,14 @@ fn splits(experiment: &Experiment) -> Result<Vec<RoleSplit>, ExperimentError> {
         };
         prepared.check_split(&split).map_err(|error| error.at(&experiment.split_place)).map(|()| split)
     };
-    let split = |point: &_| split(point).map_err(|error: ExperimentError| error.at(&experiment.shape_place));
+    let bar = progress::bar(points.len() as u64, "splits");
+    let split = |point: &_| {
+        let split = split(point).map_err(|error: ExperimentError| error.at(&experiment.shape_place));
+        bar.inc(1);
+        split
+    };
     let found: Vec<Result<RoleSplit, ExperimentError>> = points.par_iter().map(split).collect();
+    bar.finish_and_clear();
     found.into_iter().collect()
 }
 

@@ -14,6 +14,7 @@ use crate::cli::TraceArgs;
 use crate::engine::Prepared;
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Source};
+use crate::predict;
 use crate::provenance::make_folder_of;
 use crate::schedule::ranks;
 use crate::timeline::Measured;
@@ -57,7 +58,7 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
     let case = args.point.case(&source)?;
     let filter = filter(args, &case)?;
     let prepared = Prepared::new(&case)?;
-    let split = prepared.split(&case)?;
+    let (split, _) = predict::split(&prepared, &case)?;
     let run = prepared.timeline(&split)?;
     let timed =
         if case.protocol == Protocol::Fair { "" } else { "; what the benchmark's clock shows, `predict` tells" };
