@@ -101,7 +101,8 @@ impl Draft {
             }
             "auto" => SplitChoice::Auto,
             "published" => {
-                let published = published_split(&source.data, name, target.cluster, &problem)?;
+                let published = published_split(&source.data, name, target.cluster, &problem);
+                let published = published.map_err(|error| self.without_split(error))?;
                 if self.set == OptionSet::Published {
                     // The table's options are the published kernel's, which differ by shape.
                     for (name, value) in &published.options {
@@ -148,6 +149,18 @@ impl Draft {
             checks: self.checks,
             defaults,
         })
+    }
+
+    /// The error of a published split that nobody asked for: it comes with the published options.
+    fn without_split(&self, error: ResolveError) -> ResolveError {
+        match error {
+            ResolveError::Refused(refusal) if self.split.is_none() => {
+                let problem =
+                    format!("{}; the published options come with one, choose another: auto, say", refusal.problem);
+                Refusal::new(refusal.part, problem).into()
+            }
+            error => error,
+        }
     }
 
     fn problem(&self, name: &str, kind: ProblemKind) -> Result<Problem, Refusal> {

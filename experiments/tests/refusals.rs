@@ -135,6 +135,10 @@ fn clusters_and_shapes_are_refused() {
             ("predict --kernel ring_attention --cluster 2x8-h200-efa --seq 12289", "nearest legal"),
             ("predict --kernel ring_attention --cluster 2x8-h200-efa --m 4096", "--m: does not apply"),
             (
+                "predict --kernel gemm_rs --cluster 2x2-h200-efa --m 4096 --n 4096 --k 256 --options published",
+                "come with one, choose another: auto, say",
+            ),
+            (
                 "predict --kernel gemm_rs --cluster 1024x8-h200-cx7 --m 1048576 --n 262144 --k 64 --execution full",
                 "GiB, allowed: ",
             ),
