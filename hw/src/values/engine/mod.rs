@@ -19,6 +19,7 @@ use super::report::{ExecError, TaskRef};
 use super::{Config, RunEnd, Scheduler};
 use claim::{cta_count, reaches};
 pub(in crate::values) use fabric::Flight;
+use fabric::Queue;
 use stages::step_flag;
 use std::collections::{BTreeMap, VecDeque};
 use tilewire_kernels::schedule::{Flag, Gate, GatherEntry, Role, Task, Wait};
@@ -123,6 +124,8 @@ pub(super) struct Engine<'a> {
     meeting: BTreeMap<(usize, usize), Vec<usize>>,
     /// Puts from their push into the ring until they are over, in the order of the pushes.
     pub(super) flights: Vec<Flight>,
+    /// Queues of every rank that had a put.
+    queues: BTreeMap<(usize, u16), Queue>,
     /// Workers of each rank that wait for a place in its ring.
     at_ring: Vec<Vec<u32>>,
     /// Which run this is.
@@ -195,7 +198,8 @@ impl<'a> Engine<'a> {
             flags,
             parked: BTreeMap::new(),
             meeting: BTreeMap::new(),
-            flights,
+            flights: Vec::new(),
+            queues: BTreeMap::new(),
             at_ring: vec![Vec::new(); ranks],
             run,
             tasks_left: lists.tasks.iter().map(Vec::len).sum(),
@@ -206,6 +210,9 @@ impl<'a> Engine<'a> {
         };
         for worker in 0..engine.workers.len() {
             engine.let_run(worker);
+        }
+        for flight in flights {
+            engine.note(flight);
         }
         Ok(engine)
     }
