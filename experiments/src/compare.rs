@@ -107,7 +107,7 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
             Plot::Bars(bars) => plot::save(&bars, &output.path(&name))?,
         });
     }
-    output.finish(&files)?;
+    output.finish(&files, None)?;
     let summary = Summary::new(&joined);
     let shown = Shown { joined: &joined, summary: &summary, left_out, recorded: &recorded };
     let mut text = if args.json { compare_tables::json_text(&shown) } else { compare_tables::text(&shown) };
@@ -125,8 +125,13 @@ pub fn run(args: &CompareArgs) -> Result<String, ExperimentError> {
     ];
     let broken: Vec<String> = bounds
         .iter()
-        .filter_map(|&(what, is, max)| max.filter(|&max| is * 100.0 > max).map(|max| (what, is, max)))
-        .map(|(what, is, max)| format!("{what} is {:.2} %, asked for {max} % at most", is * 100.0))
+        .filter_map(|&(what, is, max)| max.map(|max| (what, is, max)))
+        .filter(|(_, is, max)| is.is_nan() || is * 100.0 > *max)
+        .map(|(what, is, max)| {
+            // Costs of splits are told apart by schedules that have several.
+            let is = if is.is_nan() { "unknown".into() } else { format!("{:.2} %", is * 100.0) };
+            format!("{what} is {is}, asked for {max} % at most")
+        })
         .collect();
     if broken.is_empty() {
         return Ok(text);
@@ -223,7 +228,7 @@ pub struct Summary {
     pub median: f64,
     /// Likewise.
     pub p95: f64,
-    /// Of the recommended split, median over shapes.
+    /// Of the recommended split, median over the schedules that have several; not a number where none has.
     pub split_cost: f64,
 }
 

@@ -130,18 +130,18 @@ pub fn shapes_csv(joined: &[Joined]) -> Vec<Vec<String>> {
         let gain = Gain::of(j, joined);
         let cells = [
             j.pairs.len().to_string(),
-            format!("{:.4}", quantile(&whole, 0.5)),
-            format!("{:.4}", quantile(&whole, 0.95)),
-            format!("{:.4}", quantile(&whole, 1.0)),
-            format!("{:.4}", quantile(&j.errors(1), 0.5)),
-            format!("{:.4}", quantile(&j.errors(2), 0.5)),
+            part(quantile(&whole, 0.5)),
+            part(quantile(&whole, 0.95)),
+            part(quantile(&whole, 1.0)),
+            part(quantile(&j.errors(1), 0.5)),
+            part(quantile(&j.errors(2), 0.5)),
             split(j.best(0)),
             format!("{:.3}", j.best(0).phases[0].0),
             split(j.best(1)),
             format!("{:.3}", j.best(1).phases[0].0),
-            format!("{:.4}", j.split_cost()),
-            gain.as_ref().map_or_else(String::new, |gain| format!("{:.4}", gain.measured)),
-            gain.as_ref().map_or_else(String::new, |gain| format!("{:.4}", gain.predicted)),
+            part(j.split_cost()),
+            gain.as_ref().map_or_else(String::new, |gain| part(gain.measured)),
+            gain.as_ref().map_or_else(String::new, |gain| part(gain.predicted)),
             gain.map_or("", |gain| gain.over).to_owned(),
         ];
         rows.push(named(j).into_iter().chain(cells).collect());
@@ -149,8 +149,14 @@ pub fn shapes_csv(joined: &[Joined]) -> Vec<Vec<String>> {
     rows
 }
 
+/// In percent; `-` where there was nothing to take it of.
 fn percent(value: f64) -> String {
-    format!("{:.1}%", value * 100.0)
+    if value.is_nan() { "-".into() } else { format!("{:.1}%", value * 100.0) }
+}
+
+/// For a CSV; nothing where there was nothing to take it of.
+fn part(value: f64) -> String {
+    if value.is_nan() { String::new() } else { format!("{value:.4}") }
 }
 
 /// A line per kernel, the worst first.
@@ -262,13 +268,13 @@ pub fn text(shown: &Shown<'_>) -> String {
 
     let mut deceiving: Vec<&Pair> = joined.iter().flat_map(|j| &j.pairs).filter(|pair| deceives(pair)).collect();
     deceiving.sort_by(|a, b| worst_phase(b).1.total_cmp(&worst_phase(a).1));
-    let _ = writeln!(
-        out,
-        "\nerror {} median, {} at the 95th percentile; the recommended split costs {} (median over shapes)",
-        percent(summary.median),
-        percent(summary.p95),
-        percent(summary.split_cost)
-    );
+    let cost = if summary.split_cost.is_nan() {
+        "no schedule has several splits".into()
+    } else {
+        format!("the recommended split costs {} (median over shapes)", percent(summary.split_cost))
+    };
+    let (median, p95) = (percent(summary.median), percent(summary.p95));
+    let _ = writeln!(out, "\nerror {median} median, {p95} at the 95th percentile; {cost}");
     let _ = writeln!(
         out,
         "{} rows agree in total (within {}) while a phase that matters is off by more than {}{}",

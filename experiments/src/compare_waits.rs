@@ -213,8 +213,8 @@ pub fn plots(recorded: &[Recorded], sources: &str) -> Vec<(String, BarPlot)> {
         };
         let plot = BarPlot {
             frame: Frame {
-                title: point.title.clone(),
-                subtitle: "for what each role waited, and who raises it; mean over the CTAs of the role".into(),
+                title: "What each role waited for, and who raises it; mean over its CTAs".into(),
+                subtitle: point.title.clone(),
                 footer: footer(sources),
             },
             x_name: "role: flag, raised by".into(),

@@ -88,8 +88,10 @@ pub enum ExperimentError {
         code: u8,
     },
     /// Ctrl-C.
-    #[error("interrupted: {done} of {points} points are done, their rows are kept")]
+    #[error("interrupted: {done} of {points} points are done, {kept}")]
     Interrupted {
+        /// What of them is kept.
+        kept: &'static str,
         /// Rows that were written.
         done: usize,
         /// Points that were asked for.

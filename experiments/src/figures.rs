@@ -137,7 +137,7 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
         output.write(name, &text)?;
         files.push(output.path(name));
     }
-    output.finish(&files)?;
+    output.finish(&files, None)?;
     let mut text = if args.json {
         let report = Report { failures: &failures, errors: &errors, decisions: &decisions, files: &files };
         serde_json::to_string_pretty(&report).expect("a report has only plain fields") + "\n"
@@ -152,6 +152,10 @@ pub fn run(args: &FiguresArgs) -> Result<String, ExperimentError> {
             let _ = write!(text, "\n{}", sweep::text(experiment, &summary));
         }
         finding = finding.or(sweep::verdict(&summary));
+        // The outputs of the other experiments stay as they are.
+        if progress::interrupted() {
+            break;
+        }
     }
     match finding {
         None => Ok(text),

@@ -132,7 +132,7 @@ pub fn run(args: &MeasureArgs) -> Result<String, ExperimentError> {
         if args.json { json_text(&experiment, points, &rows, &file) } else { text(&experiment, points, &rows, &file) };
     if progress::interrupted() && rows.len() < points {
         crate::print(&text)?;
-        return Err(ExperimentError::Interrupted { done: rows.len(), points });
+        return Err(ExperimentError::Interrupted { kept: "their rows are kept", done: rows.len(), points });
     }
     let wrong = rows.iter().filter(|row| !row.is_ok()).count();
     if wrong > 0 {

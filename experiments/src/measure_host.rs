@@ -251,7 +251,7 @@ fn rank(args: &MeasureArgs, run: &Run<'_>, mut rows: Vec<Row>, session: &Session
     let text = if args.json { json_text(run, &rows, points) } else { text(run, &rows, points) };
     if progress::interrupted() && rows.len() < points {
         crate::print(&text)?;
-        return Err(ExperimentError::Interrupted { done: rows.len(), points });
+        return Err(ExperimentError::Interrupted { kept: "their rows are kept", done: rows.len(), points });
     }
     Ok(text)
 }

@@ -78,6 +78,10 @@ impl Draft {
         } else {
             fused
         };
+        if self.noise && self.execution == Some(Execution::Mirror) {
+            let problem = "mirror, where noise makes ranks differ; allowed with noise: folded, full";
+            return Err(Refusal::new(Part::Execution, problem).into());
+        }
         let kind = kernel.problem_kind();
         let target = Arc::new(source.target(&self.cluster)?);
         let problem = self.problem(name, kind)?;
@@ -97,7 +101,8 @@ impl Draft {
             }
             "auto" => SplitChoice::Auto,
             "published" => {
-                let published = published_split(&source.data, name, target.cluster, &problem)?;
+                let published = published_split(&source.data, name, target.cluster, &problem);
+                let published = published.map_err(|error| self.without_split(error))?;
                 if self.set == OptionSet::Published {
                     // The table's options are the published kernel's, which differ by shape.
                     for (name, value) in &published.options {
@@ -144,6 +149,18 @@ impl Draft {
             checks: self.checks,
             defaults,
         })
+    }
+
+    /// The error of a published split that nobody asked for: it comes with the published options.
+    fn without_split(&self, error: ResolveError) -> ResolveError {
+        match error {
+            ResolveError::Refused(refusal) if self.split.is_none() => {
+                let problem =
+                    format!("{}; the published options come with one, choose another: auto, say", refusal.problem);
+                Refusal::new(refusal.part, problem).into()
+            }
+            error => error,
+        }
     }
 
     fn problem(&self, name: &str, kind: ProblemKind) -> Result<Problem, Refusal> {
@@ -284,6 +301,8 @@ mod tests {
     #[test]
     fn clusters_are_refused_with_what_is_allowed() {
         assert!(refused("2x8-h200").contains("no machine \"h200\""));
+        // A machine without a network is none for two nodes.
+        assert!(!refused("2x8-h200").contains("nvlink") && refused("1x8-h300").contains("1x8-h200-nvlink"));
         assert!(refused("0x8-h200-efa").contains("from 1 to 1024"));
         assert!(refused("2x9-h200-efa").contains("h200-efa has 8"));
         assert!(refused("2x8-h200-nvlink").contains("needs a network"));

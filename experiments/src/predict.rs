@@ -9,6 +9,7 @@ use crate::provenance::{self, Output};
 use crate::table::Table;
 use serde::Serialize;
 use std::fmt::Write as _;
+use tilewire_kernels::RoleSplit;
 use tilewire_sim::tune::{TuneConfig, Tuned};
 
 /// Waits that are printed.
@@ -23,13 +24,7 @@ pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
     let source = args.point.case.source()?;
     let case = args.point.case(&source)?;
     let prepared = Prepared::new(&case)?;
-    let (split, tuned) = match case.split {
-        SplitChoice::Fixed(split) => (split, None),
-        SplitChoice::Auto => {
-            let tuned = search(&prepared, &case, &prepared.prompt())?;
-            (tuned.split, Some(tuned))
-        }
-    };
+    let (split, tuned) = split(&prepared, &case)?;
     let answer = prepared.predict(&case, &split)?;
     let json = json(&answer, tuned.as_ref());
     if let Some(root) = &args.output {
@@ -49,6 +44,14 @@ pub fn run(args: &PredictArgs) -> Result<String, ExperimentError> {
         format!(" (tuned: {tried} of {} legal splits simulated, certified gap {gap:.2} %)", tuned.splits)
     });
     Ok(if args.json { json } else { text(&case, &answer, &how) })
+}
+
+/// The split of a case, and the search for it where it is tuned.
+pub fn split(prepared: &Prepared, case: &Case) -> Result<(RoleSplit, Option<Tuned>), ExperimentError> {
+    match case.split {
+        SplitChoice::Fixed(split) => Ok((split, None)),
+        SplitChoice::Auto => search(prepared, case, &prepared.prompt()).map(|tuned| (tuned.split, Some(tuned))),
+    }
 }
 
 /// Searches the best split while a person looks on.

@@ -91,6 +91,11 @@ pub fn catch_interrupt(says: bool) {
     });
 }
 
+/// How much of a run was done, when that is not all.
+pub fn partial(rows: usize, points: usize) -> Option<String> {
+    (rows < points).then(|| format!("{rows} of {points} points"))
+}
+
 /// How many points are done, and how to get the others.
 pub fn done(rows: usize, points: usize) -> String {
     let more = if rows < points {

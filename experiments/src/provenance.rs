@@ -17,7 +17,7 @@ use tilewire_sim::Machine;
 use tilewire_sim::machine::Kind;
 
 /// Layout of an output directory.
-const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 1;
 
 /// Git revision that the program was built from, if it was built in a checkout.
 pub const REVISION: Option<&str> = option_env!("TILEWIRE_REVISION");
@@ -66,6 +66,9 @@ struct Manifest {
     /// Tables and plots of a command whose plots follow from its rows: the next one takes them away.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     files: Vec<String>,
+    /// How much of it was done, when that was not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partial: Option<String>,
     /// Parameters without a source of their own, by machine.
     assumed: BTreeMap<String, Vec<String>>,
 }
@@ -108,6 +111,7 @@ impl Output {
             seed,
             machines: machines.iter().map(|machine| machine.name.clone()).collect(),
             files: Vec::new(),
+            partial: None,
             assumed: machines.iter().map(|machine| (machine.name.clone(), unsourced(machine))).collect(),
         };
         // A file or a link in place of the directory is refused here, before anything is computed.
@@ -124,11 +128,12 @@ impl Output {
         Ok(output)
     }
 
-    /// Writes down which tables and plots the command has written.
+    /// Writes down which tables and plots the command has written, and how much of it was done where that is not all.
     ///
     /// # Errors
     /// [`ExperimentError::Write`].
-    pub fn finish(mut self, files: &[PathBuf]) -> Result<(), ExperimentError> {
+    pub fn finish(mut self, files: &[PathBuf], partial: Option<String>) -> Result<(), ExperimentError> {
+        self.manifest.partial = partial;
         let names = files.iter().filter_map(|file| file.file_name()).map(|name| name.to_string_lossy().into_owned());
         self.manifest.files = names.collect();
         self.write_manifest()

@@ -10,9 +10,9 @@
 //! The page holds nothing but what the files say: the same directory gives the same bytes.
 
 use crate::cli::ReportArgs;
-use crate::data::read_text;
+use crate::data::{Sheet, read_text};
 use crate::error::ExperimentError;
-use crate::provenance::make_folder_of;
+use crate::provenance::{SCHEMA, make_folder_of};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -88,9 +88,14 @@ fn sections(root: &Path) -> Result<Vec<Section>, ExperimentError> {
         left.extend(entries(&folder)?.into_iter().rev().filter(|path| path.is_dir()));
         let file = folder.join("run.toml");
         if file.exists() {
-            let manifest = text(&file)?
+            let manifest: toml::Table = text(&file)?
                 .parse()
                 .map_err(|error: toml::de::Error| read(&file, error.message().replace('\n', " ")))?;
+            let schema = manifest.get("schema").and_then(toml::Value::as_integer);
+            if schema != Some(i64::from(SCHEMA)) {
+                let is = manifest.get("schema").map_or_else(|| "missing".into(), said);
+                return Err(read(&file, format!("schema is {is}, allowed: {SCHEMA}, which this version writes")));
+            }
             let below = folder.strip_prefix(root).unwrap_or(&folder).display().to_string();
             let name = if below.is_empty() { root_name(root) } else { below };
             sections.push(Section { name, folder, manifest });
@@ -153,7 +158,7 @@ impl Section {
                     let _ = writeln!(html, "<h3>{}</h3>\n{}", escaped(&name), &svg[start..]);
                 }
                 Some("csv") => {
-                    let _ = writeln!(html, "<h3>{}</h3>\n{}", escaped(&name), table(&path, &text(&path)?)?);
+                    let _ = writeln!(html, "<h3>{}</h3>\n{}", escaped(&name), table(&path)?);
                 }
                 _ => {}
             }
@@ -175,29 +180,23 @@ fn said(value: &toml::Value) -> String {
 }
 
 /// A CSV as a table, cut after [`SHOWN`] rows.
-fn table(path: &Path, text: &str) -> Result<String, ExperimentError> {
-    let mut reader = csv::Reader::from_reader(text.as_bytes());
-    let header = reader.headers().map_err(|error| read(path, error.to_string()))?.clone();
+fn table(path: &Path) -> Result<String, ExperimentError> {
+    let sheet = Sheet::read(path)?;
     let mut html = "<div class=\"wide\"><table><tr>".to_owned();
-    for name in &header {
+    for name in &sheet.columns {
         let _ = write!(html, "<th>{}</th>", escaped(name));
     }
     html += "</tr>\n";
-    let mut more = 0;
-    for (row, record) in reader.records().enumerate() {
-        let record = record.map_err(|error| read(path, error.to_string()))?;
-        if row >= SHOWN {
-            more += 1;
-            continue;
-        }
+    for row in sheet.rows.iter().take(SHOWN) {
         html += "<tr>";
-        for field in &record {
+        for field in &row.fields {
             let class = if field.parse::<f64>().is_ok() { " class=\"n\"" } else { "" };
             let _ = write!(html, "<td{class}>{}</td>", escaped(field));
         }
         html += "</tr>\n";
     }
     html += "</table></div>\n";
+    let more = sheet.rows.len().saturating_sub(SHOWN);
     if more > 0 {
         let _ = writeln!(html, "<p>and {more} more rows in the file</p>");
     }
@@ -251,8 +250,13 @@ mod tests {
     #[test]
     fn what_is_no_output_is_refused_and_nothing_written() {
         let ragged = folder("kernel,time_us\na\n");
-        assert!(report(&ragged).expect_err("a ragged row").to_string().contains("rows.csv"));
+        let error = report(&ragged).expect_err("a ragged row").to_string();
+        assert!(error.contains("rows.csv:2: 1 fields, the header has 2: column \"time_us\" is missing"), "{error}");
         assert!(!ragged.path().join("report.html").exists());
+        let other = folder("a\n");
+        fs::write(other.path().join("a<b/run.toml"), "schema = 2\n").expect("writable");
+        let error = report(&other).expect_err("another schema").to_string();
+        assert!(error.contains("run.toml: schema is 2, allowed: 1,"), "{error}");
         let empty = tempfile::tempdir().expect("a temporary directory");
         let error = report(&empty).expect_err("no run.toml");
         assert!(error.to_string().contains("allowed: a directory that tilewire wrote"), "{error}");

@@ -96,8 +96,13 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
         progress::say(&to_come(&experiment, splits.len(), replicas.len()));
     }
     let rows = replicates(&replicas, &splits, &path)?;
-    if rows.len() < points {
-        return Err(ExperimentError::Interrupted { done: rows.len(), points });
+    if let Some(partial) = progress::partial(rows.len(), points) {
+        output.finish(&[path], Some(partial))?;
+        return Err(ExperimentError::Interrupted {
+            kept: "their rows are kept; the run is partial and decides nothing",
+            done: rows.len(),
+            points,
+        });
     }
     let rows: Vec<&[Vec<String>]> = rows.chunks(splits.len()).collect();
     let decisions: Vec<Decision> =
@@ -107,7 +112,7 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
     if let Some(plot) = by_ranks(&experiment, &rows) {
         files.extend(plot::save(&plot, &output.path("scale"))?);
     }
-    output.finish(&files)?;
+    output.finish(&files, None)?;
     let text = if args.json {
         json_text(&experiment, &decisions, &files)
     } else {
@@ -126,18 +131,20 @@ fn splits(experiment: &Experiment) -> Result<Vec<RoleSplit>, ExperimentError> {
     let points: Vec<(&Case, SplitChoice)> = experiment.cases().collect();
     let split = |(case, choice): &(&Case, SplitChoice)| {
         let prepared = Prepared::new(&Case { noise: false, ..(*case).clone() })?;
-        if case.noise && case.execution == Execution::Mirror {
-            // Says why that cannot be, before anything runs.
-            Prepared::new(case)?;
-        }
         let split = match *choice {
             SplitChoice::Fixed(split) => split,
             SplitChoice::Auto => prepared.split(case)?,
         };
         prepared.check_split(&split).map_err(|error| error.at(&experiment.split_place)).map(|()| split)
     };
-    let split = |point: &_| split(point).map_err(|error: ExperimentError| error.at(&experiment.shape_place));
+    let bar = progress::bar(points.len() as u64, "splits");
+    let split = |point: &_| {
+        let split = split(point).map_err(|error: ExperimentError| error.at(&experiment.shape_place));
+        bar.inc(1);
+        split
+    };
     let found: Vec<Result<RoleSplit, ExperimentError>> = points.par_iter().map(split).collect();
+    bar.finish_and_clear();
     found.into_iter().collect()
 }
 

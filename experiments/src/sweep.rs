@@ -72,7 +72,11 @@ pub fn run(args: &SweepArgs) -> Result<String, ExperimentError> {
 pub fn verdict(summary: &Summary) -> Option<ExperimentError> {
     let failed = summary.rows.iter().filter(|row| matches!(row.outcome, Outcome::Failed(..))).count();
     if summary.rows.len() < summary.points {
-        return Some(ExperimentError::Interrupted { done: summary.rows.len(), points: summary.points });
+        return Some(ExperimentError::Interrupted {
+            kept: "their rows and plots are kept; the run is partial, and no claim was checked",
+            done: summary.rows.len(),
+            points: summary.points,
+        });
     }
     if failed > 0 {
         return Some(ExperimentError::Finding(format!("{failed} points failed; see column status")));
@@ -98,17 +102,18 @@ pub fn execute(experiment: &Experiment, source: &Source, root: &Path) -> Result<
     let rows = points(experiment, &groups, csv::Writer::from_writer(file))
         .map_err(|error| ExperimentError::write(&path, error))?;
     let mut summary = Summary { rows, points: experiment.points(), files: vec![path], broken: Vec::new() };
-    if summary.rows.len() == summary.points {
-        for (name, drawing) in sweep_plots::plots(experiment, &summary.rows) {
-            summary.files.extend(match drawing {
-                sweep_plots::Plot::Line(line) => plot::save(&line, &output.path(&name))?,
-                sweep_plots::Plot::Heat(heat) => plot::save(&heat, &output.path(&name))?,
-            });
-        }
+    for (name, drawing) in sweep_plots::plots(experiment, &summary.rows) {
+        summary.files.extend(match drawing {
+            sweep_plots::Plot::Line(line) => plot::save(&line, &output.path(&name))?,
+            sweep_plots::Plot::Heat(heat) => plot::save(&heat, &output.path(&name))?,
+        });
+    }
+    let partial = progress::partial(summary.rows.len(), summary.points);
+    if partial.is_none() {
         summary.broken =
             experiment.expect.iter().filter_map(|expect| broken(expect, experiment, &summary.rows)).collect();
     }
-    output.finish(&summary.files)?;
+    output.finish(&summary.files, partial)?;
     Ok(summary)
 }
 
@@ -310,8 +315,9 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
     if left > 0 {
         let _ = writeln!(text, "no plots of the splits of {left} more schedules; choose fewer to see them");
     }
+    let done = summary.rows.iter().filter(|row| matches!(row.outcome, Outcome::Done(_))).count();
     let drawn = summary.files.iter().any(|file| file.file_stem().is_some_and(|name| name == sweep_plots::BY_SIZE));
-    if sweep_plots::several_sizes(experiment) && !drawn && summary.rows.len() == summary.points {
+    if sweep_plots::several_sizes(experiment) && !drawn && done == summary.points {
         let _ = writeln!(text, "no plot over sizes, which has {} lines at most; choose fewer", sweep_plots::MAX_LINES);
     }
     text + &wrote(&summary.files)

@@ -15,6 +15,7 @@ use crate::plot::axis::Spread;
 use crate::plot::heat::HeatMap;
 use crate::plot::line::{LinePlot, Panel, Series};
 use crate::plot::style::{FUSED, FUSED_SERIES, OVERLAP, QUIET, UNFUSED_SERIES};
+use crate::progress;
 use crate::provenance::footer;
 use crate::row::Outcome;
 use crate::shape;
@@ -39,10 +40,21 @@ pub enum Plot {
     Heat(HeatMap),
 }
 
-/// Names and plots.
+impl Plot {
+    fn frame(&mut self) -> &mut Frame {
+        match self {
+            Self::Line(line) => &mut line.frame,
+            Self::Heat(heat) => &mut heat.frame,
+        }
+    }
+}
+
+/// Names and plots of the rows that there are, which each plot says where they are not all.
 pub fn plots(experiment: &Experiment, rows: &[Row]) -> Vec<(String, Plot)> {
     let mut by_group: BTreeMap<usize, Vec<&Answer>> = BTreeMap::new();
+    let mut left: Vec<usize> = experiment.groups.iter().map(|group| group.splits.len()).collect();
     for row in rows {
+        left[row.group] -= 1;
         if let Outcome::Done(answer) = &row.outcome {
             by_group.entry(row.group).or_default().push(answer);
         }
@@ -61,8 +73,16 @@ pub fn plots(experiment: &Experiment, rows: &[Row]) -> Vec<(String, Plot)> {
             plots.push((name("heat"), Plot::Heat(heat(experiment, case, answers, x, y))));
         }
     }
+    // The best of some splits is not the best.
+    by_group.retain(|&g, _| left[g] == 0);
     if let Some(plot) = by_size(experiment, &by_group) {
         plots.push((BY_SIZE.into(), Plot::Line(plot)));
+    }
+    if let Some(partial) = progress::partial(rows.len(), experiment.points()) {
+        for (_, plot) in &mut plots {
+            let frame = plot.frame();
+            frame.subtitle = format!("partial, {partial}; {}", frame.subtitle);
+        }
     }
     plots
 }
@@ -230,7 +250,8 @@ fn by_size(experiment: &Experiment, by_group: &BTreeMap<usize, Vec<&Answer>>) ->
     };
     // Several schedules of one size are no line: then other fields of the shape tell lines apart.
     let lines = lines(false).filter(|lines| lines.values().all(unique)).or_else(|| lines(true))?;
-    if !several_sizes(experiment) || lines.len() > MAX_LINES || !lines.values().all(unique) {
+    let sizes: BTreeSet<u64> = lines.values().flatten().map(|(size, _)| *size as u64).collect();
+    if sizes.len() < 2 || lines.len() > MAX_LINES || !lines.values().all(unique) {
         return None;
     }
     let series = |value: fn(&Answer) -> f64, named: bool| -> Vec<Series> {

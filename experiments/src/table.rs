@@ -22,15 +22,13 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Without the columns that say the same in every row of several, those of `kept` excepted.
+    /// Without the columns that say the same in every row of several, or nothing at all, those of `kept` excepted.
     #[must_use]
     pub fn without_constants(mut self, kept: &[&str]) -> Self {
-        if self.rows.len() < 2 {
-            return self;
-        }
         for i in (0..self.headers.len()).rev() {
-            let constant = self.rows.iter().all(|row| row[i] == self.rows[0][i]);
-            if constant && !kept.contains(&self.headers[i].as_str()) {
+            let constant = self.rows.len() > 1 && self.rows.iter().all(|row| row[i] == self.rows[0][i]);
+            let empty = self.rows.iter().all(|row| row[i].is_empty());
+            if (constant || empty) && !kept.contains(&self.headers[i].as_str()) {
                 self.headers.remove(i);
                 self.rows.iter_mut().for_each(|row| drop(row.remove(i)));
             }
@@ -79,6 +77,19 @@ fn is_number(cell: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_that_say_nothing_are_left_out() {
+        let table = |rows: &[[&str; 3]]| {
+            let mut table = Table::new(["a", "b", "c"]);
+            for row in rows {
+                table.row(row.map(str::to_owned));
+            }
+            table.without_constants(&["c"]).headers
+        };
+        assert_eq!(table(&[["1", "", "3"]]), ["a", "c"]);
+        assert_eq!(table(&[["1", "2", "3"], ["1", "4", "3"]]), ["b", "c"]);
+    }
 
     #[test]
     fn numbers_stand_to_the_right() {

@@ -14,6 +14,7 @@ use crate::cli::TraceArgs;
 use crate::engine::Prepared;
 use crate::error::ExperimentError;
 use crate::plan::{self, Case, Source};
+use crate::predict;
 use crate::provenance::make_folder_of;
 use crate::schedule::ranks;
 use crate::timeline::Measured;
@@ -57,7 +58,7 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
     let case = args.point.case(&source)?;
     let filter = filter(args, &case)?;
     let prepared = Prepared::new(&case)?;
-    let split = prepared.split(&case)?;
+    let (split, _) = predict::split(&prepared, &case)?;
     let run = prepared.timeline(&split)?;
     let timed =
         if case.protocol == Protocol::Fair { "" } else { "; what the benchmark's clock shows, `predict` tells" };
@@ -69,6 +70,12 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
 
 /// A timeline that was measured, alone or beside the simulation of the same schedule.
 fn measured(args: &TraceArgs, file: &Path, source: &Source) -> Result<String, ExperimentError> {
+    if let (Ok(output), Ok(file)) = (args.output.canonicalize(), file.canonicalize())
+        && output == file
+    {
+        let problem = format!("{} is the timeline that is read, allowed: another file", args.output.display());
+        return Err(ExperimentError::refused("-o", problem));
+    }
     let Measured { case, split, prepared, run, row } = Measured::read(file, source)?;
     let filter = filter(args, &case)?;
     let told = ["device", "gpu", "transport", "date"].map(|name| row.text(name));

@@ -164,6 +164,8 @@ fn check_refuses_what_it_cannot_do() {
         ("--split auto", "--split: \"auto\", allowed: ROLE=CTAS"),
         ("--values", "--values: gemm_rs m=4096"),
         ("--seeds 3", "--values"),
+        ("--values --seed x", "allowed: a whole number from 0"),
+        ("--values --seed 18446744073709551615", "allowed: a whole number from 0"),
         ("--values --scheduler unfair", "round-robin"),
         ("--offset-bits 65", "allowed: a whole number from 1 to 64"),
     ] {

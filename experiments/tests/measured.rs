@@ -101,6 +101,12 @@ fn a_file_that_is_no_whole_timeline_is_refused_where_it_is_wrong() {
         assert!(errors.contains(&words), "{words}: {errors}");
         assert!(!directory.path().join("trace.json").exists(), "{words}: wrote something");
     }
+    // Whatever it is called, a timeline is not written over.
+    fs::write(directory.path().join("x.csv"), &good).expect("a file");
+    let output = tilewire(directory.path(), &["trace", "--measured", "x.csv", "-o", "./x.csv"]);
+    let errors = text(&output.stderr);
+    assert!(output.status.code() == Some(2) && errors.contains("is the timeline that is read"), "{errors}");
+    assert_eq!(fs::read_to_string(directory.path().join("x.csv")).expect("there"), good);
 }
 
 #[test]
@@ -177,6 +183,23 @@ fn a_fused_gain_is_over_bulk_synchronous_launches_where_those_were_measured() {
     assert!((0.1..0.3).contains(&predicted), "{predicted}");
     let (sum, _) = gain(some(&["fused"]), "sum of its phases");
     assert!(sum > measured, "{sum}: what is added up knows no last wave and no shared clock");
+}
+
+#[test]
+fn what_one_row_cannot_tell_is_not_told_and_not_passed() {
+    let directory = empty();
+    let all = fs::read_to_string(data("nvlink-judged-1x2-run4-2026-11-30.csv")).expect("rows");
+    let some: String =
+        all.lines().filter(|line| !line.starts_with('#')).take(2).flat_map(|line| [line, "\n"]).collect();
+    fs::write(directory.path().join("x.csv"), some).expect("a file");
+    let output = tilewire(directory.path(), &["compare", "x.csv", "-o", "out"]);
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.contains("no schedule has several splits"), "{said}");
+    let shapes = fs::read_to_string(directory.path().join("out/shapes.csv")).expect("shapes");
+    assert!(!said.contains("NaN") && !shapes.contains("NaN"), "{said}\n{shapes}");
+    let output = tilewire(directory.path(), &["compare", "x.csv", "-o", "out", "--max-split-cost", "2"]);
+    let words = "cost of the recommended split, median over shapes is unknown, asked for 2 % at most";
+    assert!(output.status.code() == Some(3) && text(&output.stderr).contains(words), "{}", text(&output.stderr));
 }
 
 /// Rows of two forms, more schedules than have plots: the worst rows are found by form, file and line, what has no plot is

@@ -135,6 +135,10 @@ fn clusters_and_shapes_are_refused() {
             ("predict --kernel ring_attention --cluster 2x8-h200-efa --seq 12289", "nearest legal"),
             ("predict --kernel ring_attention --cluster 2x8-h200-efa --m 4096", "--m: does not apply"),
             (
+                "predict --kernel gemm_rs --cluster 2x2-h200-efa --m 4096 --n 4096 --k 256 --options published",
+                "come with one, choose another: auto, say",
+            ),
+            (
                 "predict --kernel gemm_rs --cluster 1024x8-h200-cx7 --m 1048576 --n 262144 --k 64 --execution full",
                 "GiB, allowed: ",
             ),
@@ -387,13 +391,19 @@ fn compare_says_where_rows_are_wrong() {
         format!("{}\n{}\n{}\n", rows[0], rows[1], fields.join(","))
     };
     let cases: Vec<(Vec<u8>, &str)> = vec![
-        (with("time_us", "fast").into(), "x.csv:3: time_us = \"fast\", allowed: a number from 0 to 1e9, or nothing"),
-        (with("time_us", "0").into(), "x.csv:3: time_us = \"0\", allowed: a number above 0 where the status is ok"),
+        (
+            with("time_us", "fast").into(),
+            "x.csv:3: time_us = \"fast\", allowed: a number from 0.001 to 1e9, or nothing",
+        ),
+        (with("time_us", "0").into(), "x.csv:3: time_us = \"0\", allowed: a number from 0.001 to 1e9, or nothing"),
         (with("sm_mhz", "-1").into(), "x.csv:3: sm_mhz = \"-1\", allowed: a number from 0 to 1e9, or nothing"),
         (with("compute", "many").into(), "x.csv:3: compute = \"many\", allowed: a whole number, or nothing"),
         (with("form", "molten").into(), "x.csv:3: form = \"molten\", allowed: fused, unfused, bulk_synchronous"),
         (with("option_set", "ours").into(), "x.csv:3: option_set = \"ours\", allowed: tilewire, published"),
-        (with("time_us", "1e300").into(), "x.csv:3: time_us = \"1e300\", allowed: a number from 0 to 1e9, or nothing"),
+        (
+            with("time_us", "1e300").into(),
+            "x.csv:3: time_us = \"1e300\", allowed: a number from 0.001 to 1e9, or nothing",
+        ),
         (with("kernel", "gemm").into(), "x.csv:3: kernel: no kernel \"gemm\", allowed: ag_gemm"),
         (with("cluster", "1by8").into(), "x.csv:3: cluster, machine: "),
         (with("m", "0").into(), "x.csv:3: m: 0, allowed: a whole number from 1"),

@@ -59,7 +59,7 @@ fn mistakes_are_refused_and_nothing_is_written() {
         (text("{ cluster = \"2x2\" }", "at_least = 1").replace("time_us", "hazards"), "with --hazards only"),
         (
             format!("execution = \"mirror\"\n{}", text("{ cluster = \"2x2\" }", "at_least = 1")),
-            "study.toml:5:9: shape: ",
+            "study.toml:7:13: execution: mirror, where noise makes ranks differ; allowed with noise: folded, full",
         ),
         (String::new(), "belongs to [[hypothesis]]"),
     ] {

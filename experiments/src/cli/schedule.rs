@@ -78,6 +78,9 @@ pub struct DiffArgs {
     pub limit: u64,
 }
 
+/// Seeds of a check at most.
+const MAX_SEEDS: u64 = 1_000_000;
+
 /// `check`.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
@@ -96,10 +99,10 @@ pub struct CheckArgs {
     #[arg(long, help_heading = "Values")]
     pub values: bool,
     /// First seed of inputs and interleaving.
-    #[arg(long, default_value_t = 0, requires = "values", help_heading = "Values")]
+    #[arg(long, default_value = "0", value_parser = whole(0, u64::MAX - MAX_SEEDS), requires = "values", help_heading = "Values")]
     pub seed: u64,
     /// Seeds for each scheduler.
-    #[arg(long, default_value = "2", value_parser = whole(1, 1_000_000), requires = "values", help_heading = "Values")]
+    #[arg(long, default_value = "2", value_parser = whole(1, MAX_SEEDS), requires = "values", help_heading = "Values")]
     pub seeds: u64,
     /// Who moves next; may be repeated [default: all].
     #[arg(long, value_parser = scheduler(), requires = "values", help_heading = "Values")]

@@ -70,6 +70,16 @@ pub enum DataError {
         /// The first column without a field, or the first field without a column.
         what: String,
     },
+    /// A quote without its end.
+    #[error("{file}:{line}: the quote that opens field {column} is not closed; close it with \"")]
+    OpenQuote {
+        /// File.
+        file: String,
+        /// Line on which the row begins.
+        line: u64,
+        /// Number of the field, from 1.
+        column: usize,
+    },
     /// The header lacks a column.
     #[error("{file}:{line}: no column \"{column}\"; the header has {known}")]
     MissingColumn {

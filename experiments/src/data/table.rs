@@ -94,8 +94,9 @@ impl Sheet {
     /// # Errors
     /// As [`Sheet::read`].
     pub fn parse(file: &str, text: &str) -> Result<Self, DataError> {
-        // With a final line end, the line after a record is always the reader's, comments and quoted line ends included.
-        let text = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
+        // With a final line end, the line after a record is always the reader's, comments and quoted line ends included. One
+        // more stays unread, unless a quote is open.
+        let text = if text.ends_with('\n') { format!("{text}\n") } else { format!("{text}\n\n") };
         let mut reader = csv::ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
@@ -110,7 +111,13 @@ impl Sheet {
         {
             let fields: Vec<String> = record.iter().map(str::to_owned).collect();
             let inside: usize = fields.iter().map(|field| field.matches('\n').count()).sum();
-            records.push(Row { line: reader.position().line().saturating_sub(1 + inside as u64).max(1), fields });
+            let ends = reader.position();
+            if ends.byte() == text.len() as u64 {
+                // All of the line ends from here on are the field's.
+                let (line, column) = (ends.line() - inside as u64, fields.len());
+                return Err(DataError::OpenQuote { file: file.to_owned(), line, column });
+            }
+            records.push(Row { line: ends.line().saturating_sub(1 + inside as u64).max(1), fields });
         }
         let mut records = records.into_iter();
         let Some(header) = records.next() else {

@@ -292,6 +292,32 @@ fn comments_and_quoted_line_ends_keep_line_numbers_right() {
 }
 
 #[test]
+fn a_quote_that_is_not_closed_is_refused_where_its_row_begins() {
+    let (dir, data) = copy();
+    let path = "published/effective_splits.csv";
+    let good = "gemm_rs,2,8192,118,0,6,8,,\"two\nlines\n\",here";
+    let open = "gemm_rs,2,8192,118,0,6,8,,\"two\nlines,here";
+    for (rows, line, field) in [
+        (format!("{good}\n{open}"), 5, 9),
+        (format!("{good}\n{open}\n"), 5, 9),
+        (format!("{open}\n{}", good.replace('"', "")), 2, 9),
+        // As many fields as columns, the last one open.
+        (good.replace("here", "\"here"), 2, 10),
+        ("\"".to_owned(), 2, 1),
+    ] {
+        write_csv(&dir, path, &format!("{SPLIT_HEADER}\n{rows}"));
+        let expected = format!(
+            "published/effective_splits.csv:{line}: the quote that opens field {field} is not closed; close it with \""
+        );
+        assert_eq!(refusal(&dir, data.table(path)), expected);
+    }
+    for end in ["", "\n", "\n\n\n", "\n# \"\n"] {
+        write_csv(&dir, path, &format!("{SPLIT_HEADER}\n{good}{end}"));
+        assert_eq!(data.table(path).expect("closed").sheet.rows.len(), 1, "{end:?}");
+    }
+}
+
+#[test]
 fn broken_rows_name_file_line_and_column() {
     let (dir, data) = copy();
     let path = "published/effective_splits.csv";

@@ -31,6 +31,7 @@ pub(super) struct Axes<'a> {
     protocols: Vec<Option<ProtocolArg>>,
     pub(super) fusions: Vec<Fusion>,
     baseline_node: Option<Node<'a>>,
+    execution_node: Option<Node<'a>>,
 }
 
 const SETS: &[(&str, OptionSet)] = &[("tilewire", OptionSet::Tilewire), ("published", OptionSet::Published)];
@@ -102,6 +103,7 @@ impl<'a> Axes<'a> {
             protocols,
             fusions,
             baseline_node,
+            execution_node: root.get("execution"),
         })
     }
 
@@ -148,6 +150,9 @@ impl<'a> Axes<'a> {
                                             Part::Set => self.wrong_override(&draft, overrides, source),
                                             Part::Baseline => {
                                                 self.baseline_node.clone().unwrap_or_else(|| kernel_node.clone())
+                                            }
+                                            Part::Execution => {
+                                                self.execution_node.clone().unwrap_or_else(|| kernel_node.clone())
                                             }
                                         })
                                     })?;

@@ -17,6 +17,8 @@ pub enum Part {
     Split,
     /// The unfused form.
     Baseline,
+    /// Which ranks are simulated.
+    Execution,
 }
 
 impl Part {
@@ -29,6 +31,7 @@ impl Part {
             Self::Set => "--set".into(),
             Self::Split => "--split".into(),
             Self::Baseline => "--baseline".into(),
+            Self::Execution => "--execution".into(),
         }
     }
 
@@ -41,6 +44,7 @@ impl Part {
             Self::Set => "options",
             Self::Split => "compute, intra_comm, inter_send, inter_reduce",
             Self::Baseline => "form",
+            Self::Execution => "mode",
         }
     }
 }

@@ -108,8 +108,10 @@ impl Source {
         if cluster.nodes == 1 && names.contains(&within_node) {
             return Ok(self.data.machine(&within_node)?);
         }
-        let spelled: Vec<String> = names.iter().map(|known| format!("{size}-{known}")).collect();
-        Err(Refusal::new(Part::Cluster, format!("no machine \"{name}\", allowed: {}", spelled.join(", "))).into())
+        let fitting = |known: &&String| self.data.machine(known).is_ok_and(|machine| fits(cluster, &machine).is_ok());
+        let spelled: Vec<String> = names.iter().filter(fitting).map(|known| format!("{size}-{known}")).collect();
+        let allowed = if spelled.is_empty() { format!("none for {cluster}") } else { spelled.join(", ") };
+        Err(Refusal::new(Part::Cluster, format!("no machine \"{name}\", allowed: {allowed}")).into())
     }
 }
 

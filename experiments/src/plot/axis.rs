@@ -35,12 +35,18 @@ impl Axis {
         Self { spread: Spread::Linear, low, high, ticks }
     }
 
-    /// An axis whose ticks are the given values, thinned until at most `most` remain.
+    /// An axis whose ticks are the given values; where those are more than `most`, round ones if values are spread evenly,
+    /// otherwise as few of them.
     pub fn of(values: impl IntoIterator<Item = f64>, spread: Spread, most: usize) -> Self {
         let mut ticks: Vec<f64> = values.into_iter().filter(|v| v.is_finite()).collect();
         ticks.sort_by(f64::total_cmp);
         ticks.dedup();
         let (low, high) = range(ticks.iter().copied());
+        if spread == Spread::Linear && ticks.len() > most {
+            let step = round_step((high - low) / most as f64);
+            let (first, last) = ((low / step).ceil() as i64, (high / step).floor() as i64);
+            ticks = (first..=last).map(|i| i as f64 * step).collect();
+        }
         let stride = ticks.len().div_ceil(most.max(1)).max(1);
         let ticks = ticks.into_iter().step_by(stride).collect();
         // Half a step of air, so that points do not sit on the frame.
@@ -153,6 +159,16 @@ mod tests {
         assert_eq!(axis.ticks, [400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0]);
         assert_eq!(Axis::linear([3.0], true).ticks.first(), Some(&0.0));
         assert!(Axis::linear([], false).ticks.len() > 1);
+    }
+
+    #[test]
+    fn many_values_have_round_ticks_and_few_their_own() {
+        let many = Axis::of((1..=240).map(|row| f64::from(row) / 2.4), Spread::Linear, 16);
+        assert_eq!(many.ticks, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0]);
+        let ctas = Axis::of((1..=20).map(f64::from), Spread::Linear, 16);
+        assert_eq!(ctas.ticks, [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 20.0]);
+        assert_eq!(Axis::of([3.0, 7.0, 64.0], Spread::Linear, 16).ticks, [3.0, 7.0, 64.0]);
+        assert_eq!(Axis::of((0..40).map(|i| 2_f64.powi(i)), Spread::Log, 16).ticks.len(), 14);
     }
 
     #[test]

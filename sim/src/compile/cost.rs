@@ -2,7 +2,7 @@
 
 use super::hash::FastMap;
 use super::key::{CostKey, Where};
-use super::loads::{Loads, add_demand};
+use super::loads::{Loads, add_demand, rounds};
 use super::units::{loop_name, ps_from_ns, rate, spread, transfer};
 use super::{Cost, CostRecord, Demand, Flow, NONE, ResourceKind, Work};
 use crate::machine::{Machine, PeerPath};
@@ -241,20 +241,16 @@ impl Compiler<'_> {
             }
             CostKey::Reduce { inputs, outputs, in_flight, lanes } => {
                 let mut loads = Loads::new();
-                let (mut read, mut moved, mut wait_ns) = (0, 0, 0.0_f64);
+                let (mut read, mut written, mut load_ns) = (0, 0, 0.0_f64);
                 let mut work = 0.0;
-                // Threads load a vector of every input, wait for all of them, add and store, and begin again. Nobody waits
-                // for the stores.
-                let rounds = |bytes: u64| (bytes as f64 / f64::from(*in_flight)).max(1.0);
                 for input in inputs {
                     self.load_read(&mut loads, input.at, input.bytes);
                     if input.at == At::AllLocal {
-                        work += rounds(input.bytes) * self.latency_ns(input.at);
+                        work += rounds(input.bytes, *in_flight) * self.latency_ns(input.at);
                         work += input.bytes as f64 / sm.nvls_load_cta_gbs.value;
                     } else {
                         read += input.bytes;
-                        moved += input.bytes;
-                        wait_ns = wait_ns.max(self.sum_wait_ns(input.at));
+                        load_ns = load_ns.max(self.latency_ns(input.at));
                     }
                 }
                 for output in outputs {
@@ -262,16 +258,10 @@ impl Compiler<'_> {
                     if output.at == At::AllLocal {
                         work += output.bytes as f64 / sm.nvls_store_cta_gbs.value;
                     } else {
-                        moved += output.bytes;
+                        written += output.bytes;
                     }
                 }
-                let cta = sm.reduce_cta_gbs.value / f64::from(*lanes);
-                work += if machine.interpreter.is_some() {
-                    // As the interpreter's values were fitted: two inputs and an output in flight together.
-                    wait_ns + moved as f64 / cta.min(f64::from(*in_flight) / wait_ns.max(1e-3) * 1.5)
-                } else {
-                    rounds(read) * wait_ns + moved as f64 / cta
-                };
+                work += self.sum_ns(load_ns, (read, written), *in_flight, *lanes);
                 let forms = self.one_flow(&loads, ps_from_ns(work) + self.task_ps());
                 simple(Work::Move, forms)
             }

@@ -152,12 +152,26 @@ impl Compiler<'_> {
         }
     }
 
-    /// How long the threads of a sum wait for what they have loaded.
-    pub(super) fn sum_wait_ns(&self, at: At) -> f64 {
+    /// What a sum takes beside what the switch does, whose slowest load takes `load_ns`.
+    ///
+    /// Threads load a vector of every input, wait for all of them, add and store, and begin again. Nobody waits for the stores.
+    pub(super) fn sum_ns(&self, load_ns: f64, (read, written): (u64, u64), in_flight: u32, lanes: u32) -> f64 {
         let sm = &self.machine.sm;
+        let cta = sm.reduce_cta_gbs.value / f64::from(lanes);
+        let moved = (read + written) as f64;
         match self.machine.interpreter {
-            Some(_) => self.latency_ns(at),
-            None => sm.reduce_latency_ns.value + self.latency_ns(at) - sm.local_latency_ns.value,
+            // As the interpreter's values were fitted: two inputs and an output in flight together.
+            Some(_) => load_ns + moved / cta.min(f64::from(in_flight) / load_ns.max(1e-3) * 1.5),
+            None if read == 0 => moved / cta,
+            None => {
+                let wait_ns = sm.reduce_latency_ns.value + load_ns - sm.local_latency_ns.value;
+                rounds(read, in_flight) * wait_ns + moved / cta
+            }
         }
     }
+}
+
+/// How often the threads of a sum load what they have in flight.
+pub(super) fn rounds(bytes: u64, in_flight: u32) -> f64 {
+    (bytes as f64 / f64::from(in_flight)).max(1.0)
 }

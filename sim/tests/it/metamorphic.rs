@@ -177,6 +177,47 @@ fn halving_every_bandwidth_never_speeds_up_a_kernel() {
     }
 }
 
+/// What comes sooner can be in the way of others, as list scheduling and fair sharing have it: each such case is printed.
+#[test]
+fn a_resource_twice_as_fast_costs_little_where_it_costs_at_all() {
+    let links: [&[&str]; 4] =
+        [&["nic.rail_gbs"], &["nic.pcie_gbs"], &["nvlink.egress_gbs", "nvlink.ingress_gbs"], &["gpu.hbm_gbs"]];
+    let (mut changes, mut slower) = (0, Vec::new());
+    for name in ["h200-efa", "h200-cx7"] {
+        let machine = shipped_machine(name);
+        let value = |name: &str| {
+            let params = machine.params();
+            params.iter().find(|(known, _)| known == name).expect("a parameter").1.value
+        };
+        for (nodes, gpus) in [(2, 8), (4, 4), (3, 2)] {
+            let cases = SETS.map(|set| kernels(set, cluster(nodes, gpus), machine.fabric, 4));
+            for case in cases.into_iter().flatten() {
+                let end = |machine: &Machine| {
+                    let compiled =
+                        Compiled::new(&case.schedule, machine, &tilewire_sim::Config::default()).expect("compiles");
+                    engine::run(&compiled, &case.usual_split(), Form::Whole, false).expect("runs").end
+                };
+                let before = end(&machine);
+                for link in links {
+                    let doubled: Vec<(&str, f64)> = link.iter().map(|&name| (name, 2.0 * value(name))).collect();
+                    let cost = end(&with(machine.clone(), &doubled)) as f64 / before as f64 - 1.0;
+                    changes += 1;
+                    if cost > 0.0 {
+                        slower.push((cost, format!("{}, twice {}", case.name, link[0])));
+                    }
+                }
+            }
+        }
+    }
+    slower.sort_by(|a, b| b.0.total_cmp(&a.0));
+    println!("{} of {changes} are slower", slower.len());
+    for (cost, what) in &slower {
+        println!("  {:.2} %: {what}", cost * 100.0);
+    }
+    assert!(changes > 200 && slower.len() * 10 < changes, "{} of {changes} are slower", slower.len());
+    assert!(slower.iter().all(|(cost, _)| *cost < 0.03), "{}", slower[0].1);
+}
+
 fn simulate_whole(case: &Case, machine: &Machine) -> u64 {
     let compiled = Compiled::new(&case.schedule, machine, &full()).expect("compiles");
     engine::run(&compiled, &case.usual_split(), Form::Whole, false).expect("runs").end

@@ -7,6 +7,7 @@
 use super::super::memory::{Source, Write, ranks_of};
 use super::super::race::Handle;
 use super::{Engine, ExecError, Scheduler, Worker};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tilewire_kernels::schedule::{Access, At, Op, Publish, Region};
 
 impl Engine<'_> {
@@ -25,14 +26,15 @@ impl Engine<'_> {
         }
         // Puts that lag move with the workers that lag.
         let hold_back = !self.runnable.is_empty() || (!self.lagging.is_empty() && !self.rng.one_in(2));
-        let start = self.rng.below(self.flights.len());
-        let order: Vec<usize> = match self.config.scheduler {
-            // The youngest first, as far as the fabric permits.
-            Scheduler::ReorderedPuts => (0..self.flights.len()).rev().collect(),
-            Scheduler::RoundRobin => (0..self.flights.len()).collect(),
-            _ => (0..self.flights.len()).map(|i| (start + i) % self.flights.len()).collect(),
-        };
-        for at in order {
+        let flights = self.flights.len();
+        let start = self.rng.below(flights);
+        for i in 0..flights {
+            let at = match self.config.scheduler {
+                // The youngest first, as far as the fabric permits.
+                Scheduler::ReorderedPuts => flights - 1 - i,
+                Scheduler::RoundRobin => i,
+                _ => (start + i) % flights,
+            };
             let moves = self.moves_of(at);
             if moves.is_empty() || (self.flights[at].lags && hold_back) {
                 continue;
@@ -48,16 +50,14 @@ impl Engine<'_> {
     pub(super) fn moves_of(&self, at: usize) -> Vec<Move> {
         let flight = &self.flights[at];
         let Op::Put { queue, publish, .. } = self.task(flight.role, flight.task).op else { return Vec::new() };
+        let state = &self.queues[&(flight.rank, queue)];
         if !flight.posted {
-            return if self.may_post(at, queue) { vec![Move::Post] } else { Vec::new() };
+            let room = state.in_flight < self.config.in_flight as usize;
+            return if room && state.in_ring.front() == Some(&flight.id) { vec![Move::Post] } else { Vec::new() };
         }
         let in_order = self.schedule.fabric.orders_within_queue();
         // Earlier puts of the same queue to the same rank, all of which a queue in order publishes first.
-        let behind = in_order
-            && self.flights[..at].iter().any(|other| {
-                let same = other.rank == flight.rank && other.to == flight.to && !other.published;
-                same && matches!(self.task(other.role, other.task).op, Op::Put { queue: q, .. } if q == queue)
-            });
+        let behind = in_order && state.to_publish[&flight.to].first().is_some_and(|&first| first < flight.id);
         let after_data = match publish {
             Publish::Immediate => true,
             Publish::SameQueueWrite => in_order,
@@ -79,22 +79,26 @@ impl Engine<'_> {
         moves
     }
 
-    fn is_on(&self, flight: &Flight, rank: usize, queue: u16) -> bool {
-        flight.rank == rank
-            && matches!(self.task(flight.role, flight.task).op, Op::Put { queue: other, .. } if other == queue)
-    }
-
-    /// Whether a command is the first of its queue in the ring, and the queue has room for it.
-    fn may_post(&self, at: usize, queue: u16) -> bool {
-        let on_queue = |flight: &&Flight| self.is_on(flight, self.flights[at].rank, queue);
-        let in_flight =
-            self.flights.iter().filter(on_queue).filter(|flight| flight.posted && !flight.is_over()).count();
-        in_flight < self.config.in_flight as usize && self.flights[..at].iter().filter(on_queue).all(|f| f.posted)
-    }
-
     pub(super) fn ring_is_full(&self, rank: usize) -> bool {
-        let commands = self.flights.iter().filter(|flight| flight.rank == rank && !flight.posted).count();
-        commands >= self.config.fifo_depth as usize
+        let queues = self.queues.range((rank, 0)..=(rank, u16::MAX));
+        queues.map(|(_, queue)| queue.in_ring.len()).sum::<usize>() >= self.config.fifo_depth as usize
+    }
+
+    /// Notes a put that is on its way, behind all that are.
+    pub(super) fn note(&mut self, mut flight: Flight) {
+        let Op::Put { queue, .. } = self.task(flight.role, flight.task).op else { return };
+        flight.id = self.flights.last().map_or(0, |last| last.id + 1);
+        let state = self.queues.entry((flight.rank, queue)).or_default();
+        if !flight.posted {
+            state.in_ring.push_back(flight.id);
+        } else if !flight.is_over() {
+            state.in_flight += 1;
+        }
+        let to_publish = state.to_publish.entry(flight.to).or_default();
+        if !flight.published {
+            to_publish.insert(flight.id);
+        }
+        self.flights.push(flight);
     }
 
     /// Carries out a move.
@@ -104,11 +108,15 @@ impl Engine<'_> {
             let flight = &self.flights[at];
             (flight.rank, flight.role, flight.task, flight.to)
         };
-        let Op::Put { src, dst, arrived, sent, .. } = &lists.tasks[role][task].op else { return Ok(()) };
+        let Op::Put { src, dst, arrived, sent, queue, .. } = &lists.tasks[role][task].op else { return Ok(()) };
         let data = dst.region.bytes() != 0;
+        let (id, was_over) = (self.flights[at].id, self.flights[at].is_over());
         match mv {
             Move::Post => {
                 self.flights[at].posted = true;
+                let state = self.queue(rank, *queue);
+                state.in_ring.pop_front();
+                state.in_flight += 1;
                 for worker in std::mem::take(&mut self.at_ring[rank]) {
                     self.wake(worker as usize);
                 }
@@ -128,6 +136,7 @@ impl Engine<'_> {
             }
             Move::Publish => {
                 self.flights[at].published = true;
+                self.queue(rank, *queue).to_publish.entry(to).or_default().remove(&id);
                 // Runs take banks by turns, and a word says its bank.
                 let of_run = self.flights[at].run;
                 if (self.run - of_run) % 2 == 1 {
@@ -160,11 +169,19 @@ impl Engine<'_> {
             }
         }
         let flight = &self.flights[at];
-        if flight.is_over() && flight.sent {
+        let (over, sent) = (flight.is_over(), flight.sent);
+        if over && !was_over {
+            self.queue(rank, *queue).in_flight -= 1;
+        }
+        if over && sent {
             // Keeps the order in which puts were posted.
             self.flights.remove(at);
         }
         Ok(())
+    }
+
+    fn queue(&mut self, rank: usize, queue: u16) -> &mut Queue {
+        self.queues.entry((rank, queue)).or_default()
     }
 
     /// Pushes a put into the ring.
@@ -176,7 +193,8 @@ impl Engine<'_> {
         let source = if data { self.open(rank, src, None, Access::Read, role, task) } else { None };
         let destination = if data { self.open(to, dst, None, Access::Write, role, task) } else { None };
         let lags = self.lags();
-        self.flights.push(Flight {
+        self.note(Flight {
+            id: 0,
             rank,
             role,
             task,
@@ -195,8 +213,20 @@ impl Engine<'_> {
     }
 }
 
+/// The puts of a queue of a rank, by their ids.
+#[derive(Default)]
+pub(super) struct Queue {
+    in_ring: VecDeque<u64>,
+    /// Posted and not over.
+    in_flight: usize,
+    /// Not published, by target rank.
+    to_publish: BTreeMap<usize, BTreeSet<u64>>,
+}
+
 /// A put on its way.
 pub(in crate::values) struct Flight {
+    /// Larger than those of all puts before it.
+    id: u64,
     rank: usize,
     role: usize,
     task: usize,

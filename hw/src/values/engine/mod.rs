@@ -19,6 +19,7 @@ use super::report::{ExecError, TaskRef};
 use super::{Config, RunEnd, Scheduler};
 use claim::{cta_count, reaches};
 pub(in crate::values) use fabric::Flight;
+use fabric::Queue;
 use stages::step_flag;
 use std::collections::{BTreeMap, VecDeque};
 use tilewire_kernels::schedule::{Flag, Gate, GatherEntry, Role, Strides, Task, Wait};
@@ -34,6 +35,7 @@ pub(super) struct Lists {
 /// A role of a rank while it runs.
 struct RoleState {
     launch: usize,
+    kind: RoleKind,
     /// First unclaimed task (`Ready`: everything before it is claimed).
     cursor: usize,
     claimed: Vec<bool>,
@@ -115,12 +117,16 @@ pub(super) struct Engine<'a> {
     workers: Vec<Worker>,
     flags: Vec<Vec<Vec<u32>>>,
     runnable: VecDeque<usize>,
+    /// How many of them are of a role that is not starved.
+    fed: usize,
     /// Workers that can move, but whose task lags behind.
     lagging: Vec<usize>,
     parked: BTreeMap<(usize, Flag), Vec<usize>>,
     meeting: BTreeMap<(usize, usize), Vec<usize>>,
     /// Puts from their push into the ring until they are over, in the order of the pushes.
     pub(super) flights: Vec<Flight>,
+    /// Queues of every rank that had a put.
+    queues: BTreeMap<(usize, u16), Queue>,
     /// Workers of each rank that wait for a place in its ring.
     at_ring: Vec<Vec<u32>>,
     /// Which run this is.
@@ -165,7 +171,8 @@ impl<'a> Engine<'a> {
                     let next = strides.first(index);
                     workers.push(Worker { rank, home, role: home, cta: index % ctas, of, next, live: None });
                 }
-                roles.push(RoleState { launch: l, cursor: 0, claimed: vec![false; count], restarts, idle: Vec::new() });
+                let claimed = vec![false; count];
+                roles.push(RoleState { launch: l, kind: role.kind, cursor: 0, claimed, restarts, idle: Vec::new() });
                 let fed = (0..schedule.launches[l].roles.len()).any(|from| reaches(schedule, l, from, r, config));
                 if count > 0 && !fed {
                     return Err(ExecError::NoCtas {
@@ -178,7 +185,7 @@ impl<'a> Engine<'a> {
         }
         let mut rng = Rng::new(seed_for(config.seed, run, "order"));
         let flags = (0..ranks).map(|_| schedule.flags.iter().map(|f| vec![0; f.slots as usize]).collect()).collect();
-        Ok(Self {
+        let mut engine = Self {
             schedule,
             config,
             lists,
@@ -187,13 +194,15 @@ impl<'a> Engine<'a> {
             roles_per_rank: pairs.len(),
             roles,
             launches,
-            runnable: (0..workers.len()).collect(),
+            runnable: VecDeque::new(),
+            fed: 0,
             lagging: Vec::new(),
             workers,
             flags,
             parked: BTreeMap::new(),
             meeting: BTreeMap::new(),
-            flights,
+            flights: Vec::new(),
+            queues: BTreeMap::new(),
             at_ring: vec![Vec::new(); ranks],
             run,
             tasks_left: lists.tasks.iter().map(Vec::len).sum(),
@@ -201,7 +210,14 @@ impl<'a> Engine<'a> {
             rng,
             tasks_done: 0,
             steps: 0,
-        })
+        };
+        for worker in 0..engine.workers.len() {
+            engine.let_run(worker);
+        }
+        for flight in flights {
+            engine.note(flight);
+        }
+        Ok(engine)
     }
 
     /// Runs until every task is done and, where the run's end asks for it, every put is over.
@@ -237,20 +253,33 @@ impl<'a> Engine<'a> {
             let at = self.rng.below(self.lagging.len());
             return Some(self.lagging.swap_remove(at));
         }
-        match self.config.scheduler {
+        let picked = match self.config.scheduler {
             Scheduler::RoundRobin => self.runnable.pop_front(),
             Scheduler::Random | Scheduler::Laggards | Scheduler::DelayedPuts | Scheduler::ReorderedPuts => {
                 let at = self.rng.below(self.runnable.len());
                 self.runnable.swap_remove_back(at)
             }
-            Scheduler::Starve(kind) => {
+            Scheduler::Starve(_) => {
                 let start = self.rng.below(self.runnable.len());
-                let fed = (0..self.runnable.len())
-                    .map(|i| (start + i) % self.runnable.len())
-                    .find(|&at| self.kind(self.workers[self.runnable[at]].role) != kind);
+                // Often the starved role has thousands of workers, and nobody else can move.
+                let places = if self.fed > 0 { 0..self.runnable.len() } else { 0..0 };
+                let fed =
+                    places.map(|i| (start + i) % self.runnable.len()).find(|&at| !self.is_starved(self.runnable[at]));
                 self.runnable.swap_remove_back(fed.unwrap_or(start))
             }
-        }
+        };
+        self.fed -= usize::from(picked.is_some_and(|worker| !self.is_starved(worker)));
+        picked
+    }
+
+    fn is_starved(&self, worker: usize) -> bool {
+        self.config.scheduler == Scheduler::Starve(self.kind(self.workers[worker].role))
+    }
+
+    /// Lets a worker move whose task does not lag behind.
+    fn let_run(&mut self, worker: usize) {
+        self.fed += usize::from(!self.is_starved(worker));
+        self.runnable.push_back(worker);
     }
 
     /// Lets a worker move again.
@@ -258,14 +287,12 @@ impl<'a> Engine<'a> {
         if self.workers[worker].live.as_ref().is_some_and(|live| live.lags) {
             self.lagging.push(worker);
         } else {
-            self.runnable.push_back(worker);
+            self.let_run(worker);
         }
     }
 
     fn kind(&self, role: usize) -> RoleKind {
-        let (launch, first) = (self.roles[role].launch, role % self.roles_per_rank);
-        let before: usize = self.schedule.launches[..launch].iter().map(|l| l.roles.len()).sum();
-        self.schedule.launches[launch].roles[first - before].kind
+        self.roles[role].kind
     }
 
     /// Whether a task or put that begins now lags behind.

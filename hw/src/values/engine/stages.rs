@@ -155,7 +155,9 @@ impl<'a> Engine<'a> {
         if state.left == 0 {
             for other in rank * launches..(rank + 1) * launches {
                 let waiting = std::mem::take(&mut self.launches[other].waiting);
-                self.runnable.extend(waiting);
+                for worker in waiting {
+                    self.let_run(worker);
+                }
             }
         }
         Next::Again
