@@ -492,17 +492,4 @@ impl Sharing {
             }
         }
     }
-
-    fn set_theta(&mut self, group: u32, now: u64, theta: u64) {
-        let g = &mut self.groups[group as usize];
-        if g.theta != theta {
-            g.v = g.clock(now);
-            g.since = now;
-            g.theta = theta;
-            if !g.touched {
-                g.touched = true;
-                self.touched_groups.push(group);
-            }
-        }
-    }
 }

@@ -162,7 +162,35 @@ impl Sharing {
 
     /// Solves a resource again and what hangs on it.
     pub(super) fn solve_resource(&mut self, seed: u32, now: u64) {
-        self.solve_around(now, Seed::Resource(seed));
+        if !self.solve_alone(seed, now) {
+            self.solve_around(now, Seed::Resource(seed));
+        }
+    }
+
+    /// Solves a resource whose flows nothing else holds back; false, and nothing done, if something may. Most solutions are
+    /// of this kind.
+    fn solve_alone(&mut self, r: u32, now: u64) -> bool {
+        let words = &self.words[self.words_of[r as usize] as usize..self.words_of[r as usize + 1] as usize];
+        if !all_present(words, &self.present, |group| {
+            let hot = self.crossings[group as usize].hot;
+            hot.is_power_of_two() && hot >> REST == 0
+        }) {
+            return false;
+        }
+        let resource = &mut self.resources[r as usize];
+        let remainder = Remainder::of(r, resource);
+        let level = if remainder.open > remainder.base { remainder.find_level() } else { FULL_SPEED };
+        resource.level = if level < FULL_SPEED { level } else { NEVER };
+        resource.load = u128::from(resource.demand - resource.base) * u128::from(level);
+        resource.pending = false;
+        let (all, touched, presences) = (&mut self.groups, &mut self.touched_groups, &mut self.presences);
+        all_present(words, &self.present, |group| {
+            presences[group as usize].fresh = false;
+            if all[group as usize].set_theta(now, level) {
+                touched.push(group);
+            }
+            true
+        })
     }
 
     /// Finds the speed of a group that has come and crosses no resource with a level.
@@ -345,7 +373,9 @@ impl Sharing {
         for i in 0..self.pieces.len() {
             let Piece { group, level, .. } = self.pieces[i];
             self.presences[group as usize].fresh = false;
-            self.set_theta(group, now, level);
+            if self.groups[group as usize].set_theta(now, level) {
+                self.touched_groups.push(group);
+            }
         }
         for remainder in &self.component {
             let resource = &mut self.resources[remainder.resource as usize];
@@ -358,6 +388,21 @@ impl Sharing {
             resource.load = resource.load.wrapping_add_signed(std::mem::take(&mut resource.more));
         }
     }
+}
+
+/// Whether something is true of all groups with members, of those that words name; ends at the first of which it is not.
+#[inline]
+fn all_present(words: &[(u32, u64)], present: &[u64], mut is: impl FnMut(u32) -> bool) -> bool {
+    words.iter().all(|&(word, groups)| {
+        let mut bits = groups & present[word as usize];
+        while bits != 0 {
+            if !is(word * 64 + bits.trailing_zeros()) {
+                return false;
+            }
+            bits &= bits - 1;
+        }
+        true
+    })
 }
 
 /// The lowest level of resources, at most [`FULL_SPEED`].
