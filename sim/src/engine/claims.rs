@@ -1,7 +1,7 @@
 //! Who takes which task: strided lists, tickets, windows of ready tasks.
 
 use super::flags::SLOT;
-use super::state::{Cta, Worker};
+use super::state::Worker;
 use super::{Engine, Here, RankState, State};
 use crate::compile::NONE;
 use std::cmp::Reverse;
@@ -46,7 +46,7 @@ impl RankState {
 
 impl Here<'_> {
     /// Whether another task of its role is left for a cta.
-    pub(super) fn has_next(&self, own: &RankState, cta: &Cta) -> bool {
+    pub(super) fn has_next(&self, own: &RankState, cta: &Worker) -> bool {
         let r = usize::from(cta.role);
         let role = &self.roles[r];
         match role.claim {
@@ -71,7 +71,7 @@ impl Here<'_> {
 impl<'a> Engine<'a> {
     /// The next task for a free worker: `None` when it has to wait for one, or is done.
     #[inline]
-    pub(super) fn claim(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) -> Option<u32> {
+    pub(super) fn claim(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) -> Option<u32> {
         loop {
             let r = usize::from(cta.role);
             let role = &h.roles[r];
@@ -178,11 +178,11 @@ impl<'a> Engine<'a> {
             state.claimed |= 1 << slot;
             let flag = std::mem::replace(&mut own.slot_flag[r * WINDOW + slot as usize], NONE);
             self.fill_window(h, own, r);
-            let mut cta = own.take_out(w);
-            if self.take_found(h, own, &mut cta, row.first + index, flag) {
-                self.go_on_with(h, own, &mut cta);
-            }
-            own.put_back(&cta);
+            own.with_worker(w, |own, cta| {
+                if self.take_found(h, own, cta, row.first + index, flag) {
+                    self.go_on_with(h, own, cta);
+                }
+            });
         }
         // Workers left over when the list ran out are free to recycle or end.
         let state = &mut own.roles[r];
@@ -197,7 +197,7 @@ impl<'a> Engine<'a> {
 
     /// Gives a task to a worker that looked for one: it has waited for the flag that made the task ready. When it was
     /// the window that held the task back, the worker was idle.
-    fn take_found(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, id: u32, on: u32) -> bool {
+    fn take_found(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, id: u32, on: u32) -> bool {
         let (since, now) = (own.pauses[cta.w as usize].since, self.s.timers.now);
         if on == NONE || since == now {
             return self.take(h, own, cta, id);
