@@ -8,8 +8,18 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use tilewire_kernels::schedule::Claim;
 
-/// Window slots of a role.
+/// Window slots of a role: as many as the largest window has tasks, so that each task has its own, whatever the window.
 pub(super) const WINDOW: usize = 32;
+
+/// The slot of a role's task, over all roles.
+const fn slot_of(role: usize, index: u32) -> usize {
+    role * WINDOW + index as usize % WINDOW
+}
+
+/// The bit of a task's slot among those of its role.
+const fn bit(index: u32) -> u32 {
+    1 << (index % u32::BITS)
+}
 
 /// Claims of a role on a rank.
 #[derive(Default)]
@@ -60,10 +70,10 @@ impl Here<'_> {
     pub(super) fn window_head(&self, own: &RankState, worker: &Worker) -> Option<(u32, u32)> {
         let r = usize::from(worker.role);
         let row = &self.roles[r];
-        let (State::Idle, Claim::Ready { window }) = (worker.state, row.claim) else { return None };
+        let (State::Idle, Claim::Ready { .. }) = (worker.state, row.claim) else { return None };
         let state = &own.roles[r];
-        let first = (state.next..state.entered).find(|index| state.claimed >> (index % window) & 1 == 0)?;
-        let on = own.slot_flag[r * WINDOW + (first % window) as usize];
+        let first = (state.next..state.entered).find(|&index| state.claimed & bit(index) == 0)?;
+        let on = own.slot_flag[slot_of(r, first)];
         (on != NONE).then_some((row.first + first, on))
     }
 }
@@ -110,7 +120,6 @@ impl<'a> Engine<'a> {
                 return None;
             }
             cta.role = role.recycle as u16;
-            cta.recycled = true;
         }
     }
 
@@ -120,32 +129,30 @@ impl<'a> Engine<'a> {
         let Claim::Ready { window } = row.claim else { return };
         loop {
             let state = &mut own.roles[role];
-            while state.next < state.entered && state.claimed >> (state.next % window) & 1 == 1 {
-                state.claimed &= !(1 << (state.next % window));
+            while state.next < state.entered && state.claimed & bit(state.next) != 0 {
+                state.claimed &= !bit(state.next);
                 state.next += 1;
             }
             if state.entered >= row.tasks || state.entered >= state.next + window {
                 return;
             }
-            let slot = state.entered % window;
+            let slot = slot_of(role, state.entered);
             state.entered += 1;
-            self.check_slot(h, own, role * WINDOW + slot as usize);
+            self.check_slot(h, own, slot);
         }
     }
 
     /// Looks whether the task in a window slot can start; registers the slot on its first unmet flag otherwise.
     pub(super) fn check_slot(&mut self, h: &Here<'a>, own: &mut RankState, slot: usize) {
-        let (role, slot_of_role) = (slot / WINDOW, (slot % WINDOW) as u32);
-        let row = &h.roles[role];
-        let Claim::Ready { window } = row.claim else { return };
-        let state = &mut own.roles[role];
-        let index = state.next + (slot_of_role + window - state.next % window) % window;
+        let (role, row) = (slot / WINDOW, &h.roles[slot / WINDOW]);
+        let next = own.roles[role].next;
+        let index = next + (slot as u32).wrapping_sub(next) % WINDOW as u32;
         let task = &h.tasks[(row.first + index) as usize];
         if let Some(wait) = self.first_unmet(h, own, task.wait0, task.waits[0]) {
             own.slot_flag[slot] = wait.on;
             self.register(h, own, wait, SLOT | slot as u32);
         } else {
-            own.roles[role].ready |= 1 << slot_of_role;
+            own.roles[role].ready |= bit(index);
             own.mark_dirty(role);
         }
     }
@@ -160,7 +167,6 @@ impl<'a> Engine<'a> {
         let Some(role) = dirty.pop() else { return false };
         let r = role as usize;
         let row = &h.roles[r];
-        let Claim::Ready { window } = row.claim else { return true };
         own.roles[r].dirty = false;
         loop {
             let state = &mut own.roles[r];
@@ -168,15 +174,10 @@ impl<'a> Engine<'a> {
                 break;
             }
             let Some(Reverse(w)) = state.idle.pop() else { break };
-            let shift = state.next % window;
-            let mask = if window == 32 { u32::MAX } else { (1 << window) - 1 };
-            let rotated =
-                if shift == 0 { state.ready } else { (state.ready >> shift | state.ready << (window - shift)) & mask };
-            let index = state.next + rotated.trailing_zeros();
-            let slot = index % window;
-            state.ready &= !(1 << slot);
-            state.claimed |= 1 << slot;
-            let flag = std::mem::replace(&mut own.slot_flag[r * WINDOW + slot as usize], NONE);
+            let index = state.next + state.ready.rotate_right(state.next).trailing_zeros();
+            state.ready &= !bit(index);
+            state.claimed |= bit(index);
+            let flag = std::mem::replace(&mut own.slot_flag[slot_of(r, index)], NONE);
             self.fill_window(h, own, r);
             own.with_worker(w, |own, cta| {
                 if self.take_found(h, own, cta, row.first + index, flag) {
@@ -206,8 +207,7 @@ impl<'a> Engine<'a> {
         let family = usize::from(self.t.family_of[flag as usize]);
         let role = usize::from(cta.role);
         own.waits[role * self.t.families + family] += now - since;
-        let home = self.home(cta);
-        own.waited[home] += now - since;
+        own.waited[usize::from(cta.home)] += now - since;
         self.take_after_wait(h, own, cta, id, since, flag)
     }
 }

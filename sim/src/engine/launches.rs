@@ -75,7 +75,8 @@ impl<'a> Engine<'a> {
             let state = if row.watches { State::Watch } else { State::Free };
             for index in 0..row.workers {
                 let w = row.worker0 + index;
-                own.workers[w as usize] = Worker { state, role: r as u16, position: index, ..Worker::absent(w) };
+                own.workers[w as usize] =
+                    Worker { state, role: r as u16, home: r as u16, position: index, ..Worker::absent(w) };
                 own.make_runnable(w);
             }
             if let Claim::Ready { .. } = row.claim {

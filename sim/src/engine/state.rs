@@ -173,6 +173,8 @@ pub(super) struct Worker {
     /// Task whose store is in flight.
     pub storing_task: u32,
     pub role: u16,
+    /// The role that it started in, whose busy and waiting times its own are, whatever role it has gone on to.
+    pub home: u16,
     pub state: State,
     /// A store of the task before is in flight.
     pub storing: bool,
@@ -182,8 +184,6 @@ pub(super) struct Worker {
     pub stalled: bool,
     /// A tile's main loop runs.
     pub computing: bool,
-    /// It has left the role that it started in, whose busy and waiting times its own still are.
-    pub recycled: bool,
 }
 
 /// What a worker needs only when it waits, and for the timeline.
@@ -213,12 +213,12 @@ impl Worker {
             position: 0,
             storing_task: NONE,
             role: 0,
+            home: 0,
             state: State::Absent,
             storing: false,
             prefetched: false,
             stalled: false,
             computing: false,
-            recycled: false,
         }
     }
 }

@@ -25,8 +25,7 @@ impl<'a> Engine<'a> {
         cta.stalled = true;
         let family = usize::from(self.t.family_of[flag as usize]);
         own.waits[usize::from(cta.role) * self.t.families + family] += waited;
-        let home = self.home(cta);
-        own.waited[home] += waited;
+        own.waited[usize::from(cta.home)] += waited;
     }
 
     fn wait_for(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, wait: WaitC, state: State) {
@@ -37,19 +36,12 @@ impl<'a> Engine<'a> {
         self.register(h, own, wait, cta.w);
     }
 
-    /// The role that a worker's CTA started in.
-    #[inline]
-    pub(super) fn home(&self, cta: &Worker) -> usize {
-        if cta.recycled { self.t.home(cta.w).0 } else { usize::from(cta.role) }
-    }
-
     /// Accounts the time of a worker's task, which has freed its CTA, waits excluded.
     #[expect(clippy::inline_always, reason = "one call per task; a call costs as much as the work")]
     #[inline(always)]
     fn account(&self, own: &mut RankState, cta: &Worker) {
         let stalled = if cta.stalled { own.pauses[cta.w as usize].stalled } else { 0 };
-        let home = self.home(cta);
-        own.busy[home] += self.s.timers.now - cta.start - stalled;
+        own.busy[usize::from(cta.home)] += self.s.timers.now - cta.start - stalled;
     }
 
     /// Moves a worker on as far as it can go now.
