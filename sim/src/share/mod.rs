@@ -19,6 +19,7 @@
 //! Of the others, only those whose rates a change can reach are solved again.
 
 mod group;
+mod small;
 mod solve;
 
 use group::Group;

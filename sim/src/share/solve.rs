@@ -35,7 +35,7 @@ pub(super) struct Remainder {
 const SPREADS: u32 = 4;
 
 impl Remainder {
-    fn of(r: u32, resource: &Resource) -> Self {
+    pub(super) fn of(r: u32, resource: &Resource) -> Self {
         Self {
             left: u128::from(resource.capacity) << 32,
             open: resource.demand,
@@ -48,7 +48,7 @@ impl Remainder {
     }
 
     /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
-    fn find_level(&self) -> u64 {
+    pub(super) fn find_level(&self) -> u64 {
         let high = (self.left >> 32) as u64;
         if high >= self.open {
             return FULL_SPEED;
@@ -110,14 +110,14 @@ impl Resource {
 }
 
 /// Positions of a group's resources that may hold it back, given what it knows of them.
-struct HotPositions {
+pub(super) struct HotPositions {
     few: u64,
     /// Few groups cross so many.
     rest: std::ops::Range<usize>,
 }
 
 impl HotPositions {
-    fn of(crossing: &Crossing) -> Self {
+    pub(super) fn of(crossing: &Crossing) -> Self {
         let end = if crossing.hot >> REST == 0 { REST } else { crossing.len as usize };
         Self { few: crossing.hot & ((1 << REST) - 1), rest: REST..end }
     }
@@ -162,40 +162,16 @@ impl Sharing {
 
     /// Solves a resource again and what hangs on it.
     pub(super) fn solve_resource(&mut self, seed: u32, now: u64) {
-        if !self.solve_alone(seed, now) {
+        if !self.solve_alone(seed, now) && !self.only_group(seed).is_some_and(|group| self.solve_lone(group, now)) {
             self.solve_around(now, Seed::Resource(seed));
         }
     }
 
-    /// Solves a resource whose flows nothing else holds back; false, and nothing done, if something may. Most solutions are
-    /// of this kind.
-    fn solve_alone(&mut self, r: u32, now: u64) -> bool {
-        let words = &self.words[self.words_of[r as usize] as usize..self.words_of[r as usize + 1] as usize];
-        if !all_present(words, &self.present, |group| {
-            let hot = self.crossings[group as usize].hot;
-            hot.is_power_of_two() && hot >> REST == 0
-        }) {
-            return false;
-        }
-        let resource = &mut self.resources[r as usize];
-        let remainder = Remainder::of(r, resource);
-        let level = if remainder.open > remainder.base { remainder.find_level() } else { FULL_SPEED };
-        resource.level = if level < FULL_SPEED { level } else { NEVER };
-        resource.load = u128::from(resource.demand - resource.base) * u128::from(level);
-        resource.pending = false;
-        let (all, touched, presences) = (&mut self.groups, &mut self.touched_groups, &mut self.presences);
-        all_present(words, &self.present, |group| {
-            presences[group as usize].fresh = false;
-            if all[group as usize].set_theta(now, level) {
-                touched.push(group);
-            }
-            true
-        })
-    }
-
     /// Finds the speed of a group that has come and crosses no resource with a level.
     pub(super) fn solve_group(&mut self, group: u32, now: u64) {
-        self.solve_around(now, Seed::Group(group));
+        if !self.solve_lone(group, now) {
+            self.solve_around(now, Seed::Group(group));
+        }
     }
 
     fn solve_around(&mut self, now: u64, seed: Seed) {
@@ -388,21 +364,6 @@ impl Sharing {
             resource.load = resource.load.wrapping_add_signed(std::mem::take(&mut resource.more));
         }
     }
-}
-
-/// Whether something is true of all groups with members, of those that words name; ends at the first of which it is not.
-#[inline]
-fn all_present(words: &[(u32, u64)], present: &[u64], mut is: impl FnMut(u32) -> bool) -> bool {
-    words.iter().all(|&(word, groups)| {
-        let mut bits = groups & present[word as usize];
-        while bits != 0 {
-            if !is(word * 64 + bits.trailing_zeros()) {
-                return false;
-            }
-            bits &= bits - 1;
-        }
-        true
-    })
 }
 
 /// The lowest level of resources, at most [`FULL_SPEED`].
