@@ -322,7 +322,7 @@ impl<'a> Engine<'a> {
             let first = task.wait0 + u32::from(task.waits[0]);
             // The last one first: when it is there, most of the others are.
             let waits = &h.waits[first as usize..first as usize + usize::from(task.waits[1])];
-            if let Some(&wait) = waits.iter().rev().find(|&&wait| !self.is_met(h, own, wait)) {
+            if let Some(&wait) = waits.iter().rev().find(|&&wait| !self.is_met_by_now(h, own, wait)) {
                 self.wait_for(h, own, cta, wait, State::Step);
                 return false;
             }
