@@ -1,7 +1,7 @@
 //! Who takes which task: strided lists, tickets, windows of ready tasks.
 
 use super::flags::SLOT;
-use super::state::{Cta, Worker};
+use super::state::Worker;
 use super::tables::RoleRow;
 use super::{Engine, Here, RankState, State};
 use crate::compile::NONE;
@@ -9,8 +9,18 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use tilewire_kernels::schedule::{Claim, Strides};
 
-/// Window slots of a role.
+/// Window slots of a role: as many as the largest window has tasks, so that each task has its own, whatever the window.
 pub(super) const WINDOW: usize = 32;
+
+/// The slot of a role's task, over all roles.
+const fn slot_of(role: usize, index: u32) -> usize {
+    role * WINDOW + index as usize % WINDOW
+}
+
+/// The bit of a task's slot among those of its role.
+const fn bit(index: u32) -> u32 {
+    1 << (index % u32::BITS)
+}
 
 /// Claims of a role on a rank.
 #[derive(Default)]
@@ -52,7 +62,7 @@ impl Here<'_> {
     }
 
     /// Whether another task of its role is left for a cta.
-    pub(super) fn has_next(&self, own: &RankState, cta: &Cta) -> bool {
+    pub(super) fn has_next(&self, own: &RankState, cta: &Worker) -> bool {
         let r = usize::from(cta.role);
         let role = &self.roles[r];
         match role.claim {
@@ -66,10 +76,10 @@ impl Here<'_> {
     pub(super) fn window_head(&self, own: &RankState, worker: &Worker) -> Option<(u32, u32)> {
         let r = usize::from(worker.role);
         let row = &self.roles[r];
-        let (State::Idle, Claim::Ready { window }) = (worker.state, row.claim) else { return None };
+        let (State::Idle, Claim::Ready { .. }) = (worker.state, row.claim) else { return None };
         let state = &own.roles[r];
-        let first = (state.next..state.entered).find(|index| state.claimed >> (index % window) & 1 == 0)?;
-        let on = own.slot_flag[r * WINDOW + (first % window) as usize];
+        let first = (state.next..state.entered).find(|&index| state.claimed & bit(index) == 0)?;
+        let on = own.slot_flag[slot_of(r, first)];
         (on != NONE).then_some((row.first + first, on))
     }
 }
@@ -77,7 +87,7 @@ impl Here<'_> {
 impl<'a> Engine<'a> {
     /// The next task for a free worker: `None` when it has to wait for one, or is done.
     #[inline]
-    pub(super) fn claim(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) -> Option<u32> {
+    pub(super) fn claim(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) -> Option<u32> {
         loop {
             let r = usize::from(cta.role);
             let role = &h.roles[r];
@@ -117,7 +127,6 @@ impl<'a> Engine<'a> {
                 return None;
             }
             cta.role = role.recycle as u16;
-            cta.recycled = true;
         }
     }
 
@@ -127,32 +136,30 @@ impl<'a> Engine<'a> {
         let Claim::Ready { window } = row.claim else { return };
         loop {
             let state = &mut own.roles[role];
-            while state.next < state.entered && state.claimed >> (state.next % window) & 1 == 1 {
-                state.claimed &= !(1 << (state.next % window));
+            while state.next < state.entered && state.claimed & bit(state.next) != 0 {
+                state.claimed &= !bit(state.next);
                 state.next += 1;
             }
             if state.entered >= row.tasks || state.entered >= state.next + window {
                 return;
             }
-            let slot = state.entered % window;
+            let slot = slot_of(role, state.entered);
             state.entered += 1;
-            self.check_slot(h, own, role * WINDOW + slot as usize);
+            self.check_slot(h, own, slot);
         }
     }
 
     /// Looks whether the task in a window slot can start; registers the slot on its first unmet flag otherwise.
     pub(super) fn check_slot(&mut self, h: &Here<'a>, own: &mut RankState, slot: usize) {
-        let (role, slot_of_role) = (slot / WINDOW, (slot % WINDOW) as u32);
-        let row = &h.roles[role];
-        let Claim::Ready { window } = row.claim else { return };
-        let state = &mut own.roles[role];
-        let index = state.next + (slot_of_role + window - state.next % window) % window;
+        let (role, row) = (slot / WINDOW, &h.roles[slot / WINDOW]);
+        let next = own.roles[role].next;
+        let index = next + (slot as u32).wrapping_sub(next) % WINDOW as u32;
         let task = &h.tasks[(row.first + index) as usize];
         if let Some(wait) = self.first_unmet(h, own, task.wait0, task.waits[0]) {
             own.slot_flag[slot] = wait.on;
             self.register(h, own, wait, SLOT | slot as u32);
         } else {
-            own.roles[role].ready |= 1 << slot_of_role;
+            own.roles[role].ready |= bit(index);
             own.mark_dirty(role);
         }
     }
@@ -167,7 +174,6 @@ impl<'a> Engine<'a> {
         let Some(role) = dirty.pop() else { return false };
         let r = role as usize;
         let row = &h.roles[r];
-        let Claim::Ready { window } = row.claim else { return true };
         own.roles[r].dirty = false;
         loop {
             let state = &mut own.roles[r];
@@ -175,21 +181,16 @@ impl<'a> Engine<'a> {
                 break;
             }
             let Some(Reverse(w)) = state.idle.pop() else { break };
-            let shift = state.next % window;
-            let mask = if window == 32 { u32::MAX } else { (1 << window) - 1 };
-            let rotated =
-                if shift == 0 { state.ready } else { (state.ready >> shift | state.ready << (window - shift)) & mask };
-            let index = state.next + rotated.trailing_zeros();
-            let slot = index % window;
-            state.ready &= !(1 << slot);
-            state.claimed |= 1 << slot;
-            let flag = std::mem::replace(&mut own.slot_flag[r * WINDOW + slot as usize], NONE);
+            let index = state.next + state.ready.rotate_right(state.next).trailing_zeros();
+            state.ready &= !bit(index);
+            state.claimed |= bit(index);
+            let flag = std::mem::replace(&mut own.slot_flag[slot_of(r, index)], NONE);
             self.fill_window(h, own, r);
-            let mut cta = own.take_out(w);
-            if self.take_found(h, own, &mut cta, row.first + index, flag) {
-                self.go_on_with(h, own, &mut cta);
-            }
-            own.put_back(&cta);
+            own.with_worker(w, |own, cta| {
+                if self.take_found(h, own, cta, row.first + index, flag) {
+                    self.go_on_with(h, own, cta);
+                }
+            });
         }
         // Workers left over when the list ran out are free to recycle or end.
         let state = &mut own.roles[r];
@@ -204,7 +205,7 @@ impl<'a> Engine<'a> {
 
     /// Gives a task to a worker that looked for one: it has waited for the flag that made the task ready. When it was
     /// the window that held the task back, the worker was idle.
-    fn take_found(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, id: u32, on: u32) -> bool {
+    fn take_found(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, id: u32, on: u32) -> bool {
         let (since, now) = (own.pauses[cta.w as usize].since, self.s.timers.now);
         if on == NONE || since == now {
             return self.take(h, own, cta, id);
@@ -213,8 +214,7 @@ impl<'a> Engine<'a> {
         let family = usize::from(self.t.family_of[flag as usize]);
         let role = usize::from(cta.role);
         own.waits[role * self.t.families + family] += now - since;
-        let home = self.home(cta);
-        own.waited[home] += now - since;
+        own.waited[usize::from(cta.home)] += now - since;
         self.take_after_wait(h, own, cta, id, since, flag)
     }
 }

@@ -334,6 +334,13 @@ impl<'a> Engine<'a> {
         own.spans[span as usize].reached == count || self.reach(h, own, span) == count
     }
 
+    /// As [`Engine::is_met`], once the timers of this time have fired: a span that somebody waits for is not met then.
+    pub(super) fn is_met_by_now(&mut self, h: &Here<'a>, own: &mut RankState, wait: WaitC) -> bool {
+        let awaited = wait.on & SPAN != 0 && own.spans[(wait.on & !SPAN) as usize].head != NONE;
+        debug_assert!(!awaited || !self.is_met(h, own, wait), "a waiter was not woken");
+        !awaited && self.is_met(h, own, wait)
+    }
+
     /// The first of some waits that is not met.
     #[inline]
     pub(super) fn first_unmet(&mut self, h: &Here<'a>, own: &mut RankState, first: u32, count: u8) -> Option<WaitC> {

@@ -2,7 +2,7 @@
 //!
 //! Helpers of an isolated launch run first, on all ranks, and a barrier behind them starts the clock.
 
-use super::state::{Cta, Worker};
+use super::state::Worker;
 use super::timers::kind;
 use super::{Engine, Here, RankState, State};
 use crate::compile::LaunchC;
@@ -76,7 +76,8 @@ impl<'a> Engine<'a> {
             for index in 0..row.workers {
                 let w = row.worker0 + index;
                 let position = if row.restarts { h.strides(r).first(index) } else { index };
-                own.workers[w as usize] = Worker { state, role: r as u16, position, ..Worker::ABSENT };
+                own.workers[w as usize] =
+                    Worker { state, role: r as u16, home: r as u16, position, ..Worker::absent(w) };
                 own.make_runnable(w);
             }
             if let Claim::Ready { .. } = row.claim {
@@ -89,7 +90,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Goes on through what a role's tasks wait for; see [`super::tables::Instant`].
-    pub(super) fn watch(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) {
+    pub(super) fn watch(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) {
         let (role, position) = (cta.role, cta.position);
         let waits = &h.instants[usize::from(role)].waits[position as usize..];
         if let Some(unmet) = waits.iter().position(|&wait| !self.is_met(h, own, wait)) {
@@ -139,7 +140,7 @@ impl<'a> Engine<'a> {
     }
 
     /// A rank has come to a collective; the last one to come starts it for all.
-    pub(super) fn arrive(&mut self, h: &Here<'a>, cta: &Cta, duration: u64) {
+    pub(super) fn arrive(&mut self, h: &Here<'a>, cta: &Worker, duration: u64) {
         let ranks = self.c.ranks.len();
         let role = u32::from(cta.role);
         let task = (role, cta.task - h.roles[role as usize].first);

@@ -74,9 +74,7 @@ impl<'a> Engine<'a> {
         let task = own.workers[w as usize].task;
         let put = h.tasks[task as usize].put;
         self.s.timers.push(h.rank, self.s.timers.now + self.c.times.fifo, kind::FIFO, put, 0);
-        let mut cta = own.take_out(w);
-        self.complete(h, own, &mut cta);
-        own.put_back(&cta);
+        own.with_worker(w, |own, cta| self.complete(h, own, cta));
         own.make_runnable(w);
     }
 

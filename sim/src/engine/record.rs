@@ -1,7 +1,7 @@
 //! What a run leaves behind: ends, times by role, and, when asked for, every task and every change of a rate.
 
 use super::launches::LaunchState;
-use super::state::{Cta, Worker};
+use super::state::Worker;
 use super::tables::RoleRow;
 use super::{Engine, Here, RankState};
 use crate::compile::{NONE, ResourceKind};
@@ -70,13 +70,13 @@ pub struct Run {
 impl<'a> Engine<'a> {
     /// Notes a task whose CTA is free; its last write is done at `end`.
     #[inline]
-    pub(super) fn record_task(&mut self, h: &Here<'a>, own: &mut RankState, cta: &Cta, end: u64) {
+    pub(super) fn record_task(&mut self, h: &Here<'a>, own: &mut RankState, cta: &Worker, end: u64) {
         if self.timeline {
             self.push_task(h, own, cta, end);
         }
     }
 
-    fn push_task(&mut self, h: &Here<'a>, own: &mut RankState, cta: &Cta, end: u64) {
+    fn push_task(&mut self, h: &Here<'a>, own: &mut RankState, cta: &Worker, end: u64) {
         let pause = &own.pauses[cta.w as usize];
         let (home, index) = self.t.home(cta.w);
         let lanes = self.t.roles[home].lanes;

@@ -10,7 +10,6 @@ use super::timers::Timers;
 use crate::compile::{Compiled, NONE, ResourceKind};
 use crate::noise::{Purpose, Stream};
 use crate::share::{Flows, Sharing};
-use std::ops::{Deref, DerefMut};
 
 /// State of a run.
 #[derive(Default)]
@@ -76,7 +75,8 @@ fn refill<T: Clone>(vector: &mut Vec<T>, len: usize, value: T) {
 impl RankState {
     fn reset(&mut self, c: &Compiled, t: &Tables, rank: usize) {
         refill(&mut self.spans, t.spans, SpanState::NEW);
-        refill(&mut self.workers, t.workers, Worker::ABSENT);
+        self.workers.clear();
+        self.workers.extend((0..t.workers as u32).map(Worker::absent));
         refill(&mut self.pauses, t.workers, Pause::NONE);
         refill(&mut self.signallers, t.workers, 0);
         refill(&mut self.runnable, t.words, 0);
@@ -161,6 +161,8 @@ pub(super) enum State {
 /// A lane of a CTA: what every task touches, two to a cache line.
 #[derive(Clone, Copy)]
 pub(super) struct Worker {
+    /// Its place among the workers of its rank.
+    pub w: u32,
     /// All start waits of the task were met.
     pub start: u64,
     pub task: u32,
@@ -171,6 +173,8 @@ pub(super) struct Worker {
     /// Task whose store is in flight.
     pub storing_task: u32,
     pub role: u16,
+    /// The role that it started in, whose busy and waiting times its own are, whatever role it has gone on to.
+    pub home: u16,
     pub state: State,
     /// A store of the task before is in flight.
     pub storing: bool,
@@ -180,8 +184,6 @@ pub(super) struct Worker {
     pub stalled: bool,
     /// A tile's main loop runs.
     pub computing: bool,
-    /// It has left the role that it started in, whose busy and waiting times its own still are.
-    pub recycled: bool,
 }
 
 /// What a worker needs only when it waits, and for the timeline.
@@ -202,45 +204,27 @@ pub(super) struct Pause {
 }
 
 impl Worker {
-    pub const ABSENT: Self = Self {
-        start: 0,
-        task: NONE,
-        step: 0,
-        position: 0,
-        storing_task: NONE,
-        role: 0,
-        state: State::Absent,
-        storing: false,
-        prefetched: false,
-        stalled: false,
-        computing: false,
-        recycled: false,
-    };
+    pub const fn absent(w: u32) -> Self {
+        Self {
+            w,
+            start: 0,
+            task: NONE,
+            step: 0,
+            position: 0,
+            storing_task: NONE,
+            role: 0,
+            home: 0,
+            state: State::Absent,
+            storing: false,
+            prefetched: false,
+            stalled: false,
+            computing: false,
+        }
+    }
 }
 
 impl Pause {
     pub const NONE: Self = Self { since: 0, taken: 0, stalled: 0, ahead: 0, next: NONE, waited_for: NONE };
-}
-
-/// A worker at hand, taken out of the table of its rank while something happens to it.
-pub(super) struct Cta {
-    /// Its place there.
-    pub w: u32,
-    worker: Worker,
-}
-
-impl Deref for Cta {
-    type Target = Worker;
-
-    fn deref(&self) -> &Worker {
-        &self.worker
-    }
-}
-
-impl DerefMut for Cta {
-    fn deref_mut(&mut self) -> &mut Worker {
-        &mut self.worker
-    }
 }
 
 /// Where a worker stands in words of workers: its word, and its bit there.
@@ -250,15 +234,14 @@ pub(super) fn bit_of(w: u32) -> (u32, u64) {
 }
 
 impl RankState {
-    /// Takes a worker out; [`RankState::put_back`] has to follow.
+    /// Does something with a worker, in its place: nothing that it does looks at the other workers of the rank. Copied to and
+    /// fro, a worker would be read in wider pieces than it was written in, which a processor waits for.
     #[inline]
-    pub fn take_out(&self, w: u32) -> Cta {
-        Cta { w, worker: self.workers[w as usize] }
-    }
-
-    #[inline]
-    pub fn put_back(&mut self, cta: &Cta) {
-        self.workers[cta.w as usize] = cta.worker;
+    pub fn with_worker<R>(&mut self, w: u32, with: impl FnOnce(&mut Self, &mut Worker) -> R) -> R {
+        let mut workers = std::mem::take(&mut self.workers);
+        let result = with(self, &mut workers[w as usize]);
+        self.workers = workers;
+        result
     }
 
     pub fn make_runnable(&mut self, w: u32) {

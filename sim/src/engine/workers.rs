@@ -1,6 +1,6 @@
 //! What a CTA (or a lane of one) does with a task: wait, work, write, signal, take the next.
 
-use super::state::{Cta, State, bit_of};
+use super::state::{State, Worker, bit_of};
 use super::tables::CostRow;
 use super::timers::kind;
 use super::{Engine, Here, RankState, ended};
@@ -16,7 +16,7 @@ impl<'a> Here<'a> {
 
 impl<'a> Engine<'a> {
     /// Accounts the wait that ends now.
-    fn end_wait(&self, own: &mut RankState, cta: &mut Cta) {
+    fn end_wait(&self, own: &mut RankState, cta: &mut Worker) {
         let flag = own.flag_of(own.pauses[cta.w as usize].waited_for);
         let pause = &mut own.pauses[cta.w as usize];
         pause.waited_for = flag;
@@ -25,11 +25,10 @@ impl<'a> Engine<'a> {
         cta.stalled = true;
         let family = usize::from(self.t.family_of[flag as usize]);
         own.waits[usize::from(cta.role) * self.t.families + family] += waited;
-        let home = self.home(cta);
-        own.waited[home] += waited;
+        own.waited[usize::from(cta.home)] += waited;
     }
 
-    fn wait_for(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, wait: WaitC, state: State) {
+    fn wait_for(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, wait: WaitC, state: State) {
         cta.state = state;
         let pause = &mut own.pauses[cta.w as usize];
         pause.since = self.s.timers.now;
@@ -37,32 +36,23 @@ impl<'a> Engine<'a> {
         self.register(h, own, wait, cta.w);
     }
 
-    /// The role that a worker's CTA started in.
-    #[inline]
-    pub(super) fn home(&self, cta: &Cta) -> usize {
-        if cta.recycled { self.t.home(cta.w).0 } else { usize::from(cta.role) }
-    }
-
     /// Accounts the time of a worker's task, which has freed its CTA, waits excluded.
     #[expect(clippy::inline_always, reason = "one call per task; a call costs as much as the work")]
     #[inline(always)]
-    fn account(&self, own: &mut RankState, cta: &Cta) {
+    fn account(&self, own: &mut RankState, cta: &Worker) {
         let stalled = if cta.stalled { own.pauses[cta.w as usize].stalled } else { 0 };
-        let home = self.home(cta);
-        own.busy[home] += self.s.timers.now - cta.start - stalled;
+        own.busy[usize::from(cta.home)] += self.s.timers.now - cta.start - stalled;
     }
 
     /// Moves a worker on as far as it can go now.
     pub(super) fn go_on(&mut self, h: &Here<'a>, own: &mut RankState, w: u32) {
-        let mut cta = own.take_out(w);
-        self.go_on_with(h, own, &mut cta);
-        own.put_back(&cta);
+        own.with_worker(w, |own, cta| self.go_on_with(h, own, cta));
     }
 
     /// As [`Engine::go_on`], for a worker at hand. What most tasks go through is apart from the rest: a function of all has to
     /// save a dozen registers at every call.
     #[inline]
-    pub(super) fn go_on_with(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) {
+    pub(super) fn go_on_with(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) {
         loop {
             let goes_on = match cta.state {
                 State::Free => self.take_next(h, own, cta),
@@ -78,7 +68,7 @@ impl<'a> Engine<'a> {
 
     /// Goes on after a wait, if it is over; true when the worker can go on at once.
     #[inline(never)]
-    fn resume(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) -> bool {
+    fn resume(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) -> bool {
         match cta.state {
             State::Start => {
                 let task = &h.tasks[cta.task as usize];
@@ -120,13 +110,13 @@ impl<'a> Engine<'a> {
 
     /// Gives a free worker its next task; true when it can go on at once.
     #[inline(never)]
-    fn take_next(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) -> bool {
+    fn take_next(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) -> bool {
         self.claim(h, own, cta).is_some_and(|task| self.take(h, own, cta, task))
     }
 
     /// Gives a task to a worker; true when the worker can go on at once.
     #[inline]
-    pub(super) fn take(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, id: u32) -> bool {
+    pub(super) fn take(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, id: u32) -> bool {
         self.take_after_wait(h, own, cta, id, self.s.timers.now, NONE)
     }
 
@@ -137,7 +127,7 @@ impl<'a> Engine<'a> {
         &mut self,
         h: &Here<'a>,
         own: &mut RankState,
-        cta: &mut Cta,
+        cta: &mut Worker,
         id: u32,
         taken: u64,
         waited_for: u32,
@@ -157,7 +147,7 @@ impl<'a> Engine<'a> {
     /// become free.
     #[expect(clippy::inline_always, reason = "one call per task each; together they are a tenth of the run time")]
     #[inline(always)]
-    fn start(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, task: &'a TaskC, at_once: bool) -> bool {
+    fn start(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, task: &'a TaskC, at_once: bool) -> bool {
         if task.waits[0] > 0
             && let Some(wait) = self.first_unmet(h, own, task.wait0, task.waits[0])
         {
@@ -207,7 +197,7 @@ impl<'a> Engine<'a> {
     /// Starts a flow of a worker's task; true when it takes no time.
     #[expect(clippy::inline_always, reason = "one call per task each; together they are a tenth of the run time")]
     #[inline(always)]
-    fn run(&mut self, h: &Here<'a>, cta: &mut Cta, class: u32, work: u64) -> bool {
+    fn run(&mut self, h: &Here<'a>, cta: &mut Worker, class: u32, work: u64) -> bool {
         cta.state = State::Running;
         if work > 0 {
             let (word, bit) = bit_of(cta.w);
@@ -217,7 +207,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Lets a worker wait before its task's first flow: latency, which takes nothing from shared resources.
-    fn fill(&mut self, h: &Here<'a>, cta: &mut Cta, delay: u64) -> bool {
+    fn fill(&mut self, h: &Here<'a>, cta: &mut Worker, delay: u64) -> bool {
         cta.state = State::Filling;
         self.s.timers.push_fill(h.rank, self.s.timers.now + delay, cta.w);
         false
@@ -225,7 +215,7 @@ impl<'a> Engine<'a> {
 
     /// Begins a task's first flow, after what had to come before it; true when it takes no time.
     #[inline]
-    fn begin(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) -> bool {
+    fn begin(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) -> bool {
         let task = &h.tasks[cta.task as usize];
         let cost = h.cost_of(task);
         if cost.work == Work::Move {
@@ -238,7 +228,7 @@ impl<'a> Engine<'a> {
 
     /// By how much a copy or sum that lives from the latency of memory ends later for the CTAs that compute beside it. Time
     /// that a full link or memory has cost it already hides as much.
-    fn crowded(&self, h: &Here<'a>, cta: &Cta, cost: &CostRow) -> u64 {
+    fn crowded(&self, h: &Here<'a>, cta: &Worker, cost: &CostRow) -> u64 {
         if cost.crowd == 0 {
             return 0;
         }
@@ -271,7 +261,7 @@ impl<'a> Engine<'a> {
         &mut self,
         h: &Here<'a>,
         own: &mut RankState,
-        cta: &mut Cta,
+        cta: &mut Worker,
         task: &TaskC,
         cost: &CostRow,
         (steps, to): (u32, u32),
@@ -325,14 +315,14 @@ impl<'a> Engine<'a> {
 
     /// Runs a tile's main loop up to the first step whose flag is not there; true when nothing is left to run.
     #[inline]
-    fn run_steps(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, task: &'a TaskC) -> bool {
+    fn run_steps(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, task: &'a TaskC) -> bool {
         let cost = h.cost_of(task);
         if cost.main == NONE {
             // Only the flags and the output remain in this form.
             let first = task.wait0 + u32::from(task.waits[0]);
             // The last one first: when it is there, most of the others are.
             let waits = &h.waits[first as usize..first as usize + usize::from(task.waits[1])];
-            if let Some(&wait) = waits.iter().rev().find(|&&wait| !self.is_met(h, own, wait)) {
+            if let Some(&wait) = waits.iter().rev().find(|&&wait| !self.is_met_by_now(h, own, wait)) {
                 self.wait_for(h, own, cta, wait, State::Step);
                 return false;
             }
@@ -363,7 +353,7 @@ impl<'a> Engine<'a> {
 
     /// The flow of a task's main part has ended; true when the worker can go on at once.
     #[inline(never)]
-    fn main_ended(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) -> bool {
+    fn main_ended(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) -> bool {
         let task = &h.tasks[cta.task as usize];
         let cost = h.cost_of(task);
         let step = cta.step;
@@ -390,7 +380,7 @@ impl<'a> Engine<'a> {
     /// The main loop is over: waits for the flags that gate the outputs, then writes them.
     #[expect(clippy::inline_always, reason = "one call per task each; together they are a tenth of the run time")]
     #[inline(always)]
-    fn output(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, task: &'a TaskC) -> bool {
+    fn output(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, task: &'a TaskC) -> bool {
         let first = task.wait0 + u32::from(task.waits[0]) + u32::from(task.waits[1]);
         if task.waits[2] > 0
             && let Some(wait) = self.first_unmet(h, own, first, task.waits[2])
@@ -404,7 +394,7 @@ impl<'a> Engine<'a> {
     /// Begins to write the outputs; true when the worker can go on at once.
     #[expect(clippy::inline_always, reason = "one call per task each; together they are a tenth of the run time")]
     #[inline(always)]
-    fn store(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, task: &'a TaskC) -> bool {
+    fn store(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, task: &'a TaskC) -> bool {
         let cost = h.cost_of(task);
         if cta.storing {
             // The end of the store before wakes the worker.
@@ -436,37 +426,37 @@ impl<'a> Engine<'a> {
 
     /// The outputs of a task are written.
     pub(super) fn store_ended(&mut self, h: &Here<'a>, own: &mut RankState, w: u32) {
-        let mut held = own.take_out(w);
-        let cta = &mut held;
-        let task = &h.tasks[cta.storing_task as usize];
-        if h.any_early {
-            for signal in h.program.late_signals_of(task) {
-                self.raise_one(h, own, signal, 0);
+        let role = own.with_worker(w, |own, cta| {
+            let task = &h.tasks[cta.storing_task as usize];
+            if h.any_early {
+                for signal in h.program.late_signals_of(task) {
+                    self.raise_one(h, own, signal, 0);
+                }
+            } else {
+                self.raise_all(h, own, cta, task, self.c.times.store_visible);
             }
-        } else {
-            self.raise_all(h, own, cta, task, self.c.times.store_visible);
-        }
-        let now = self.s.timers.now;
-        let role = usize::from(cta.role);
-        if cta.storing {
-            cta.storing = false;
-            if cta.state == State::StoreBusy {
+            let now = self.s.timers.now;
+            let role = usize::from(cta.role);
+            if cta.storing {
+                cta.storing = false;
+                if cta.state == State::StoreBusy {
+                    own.make_runnable(cta.w);
+                }
+                self.record_end(own, w);
+            } else {
+                cta.state = State::Free;
+                self.account(own, cta);
                 own.make_runnable(cta.w);
+                self.record_task(h, own, cta, now);
             }
-            self.record_end(own, w);
-        } else {
-            cta.state = State::Free;
-            self.account(own, cta);
-            own.make_runnable(cta.w);
-            self.record_task(h, own, cta, now);
-        }
-        own.put_back(cta);
+            role
+        });
         // A worker only joins roles of its own launch, so that it does not matter which one it is in by now.
         self.task_done(h, own, role);
     }
 
     /// A task whose writes are done: signals, accounts, frees the worker.
-    pub(super) fn complete(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta) {
+    pub(super) fn complete(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) {
         let now = self.s.timers.now;
         cta.state = State::Free;
         let role = usize::from(cta.role);
@@ -482,7 +472,7 @@ impl<'a> Engine<'a> {
     /// **Model.** The interpreter has a warp for them in each CTA: a task's flags take `raise`, and the next task's wait for
     /// it. On the device a fence serves all tasks that ended meanwhile; `raise` is what a task comes to in chains of them.
     #[inline]
-    fn raise_all(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Cta, task: &TaskC, mut after: u64) {
+    fn raise_all(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker, task: &TaskC, mut after: u64) {
         let signals = h.program.signals_of(task);
         if self.c.times.raise > 0 && !signals.is_empty() {
             let now = self.s.timers.now;

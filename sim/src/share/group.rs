@@ -103,6 +103,18 @@ impl Group {
         }
     }
 
+    /// Changes the speed; true if that touches the group for the first time since the last solution.
+    #[inline]
+    pub fn set_theta(&mut self, now: u64, theta: u64) -> bool {
+        if self.theta == theta {
+            return false;
+        }
+        self.v = self.clock(now);
+        self.since = now;
+        self.theta = theta;
+        !std::mem::replace(&mut self.touched, true)
+    }
+
     /// When the first flow ends at the present speed.
     pub fn next_end(&self, now: u64) -> u64 {
         let Some(first) = self.list.get(self.head as usize) else { return NEVER };

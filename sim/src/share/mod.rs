@@ -19,6 +19,7 @@
 //! Of the others, only those whose rates a change can reach are solved again.
 
 mod group;
+mod small;
 mod solve;
 
 use group::Group;
@@ -489,19 +490,6 @@ impl Sharing {
                 self.present[word] |= bit;
                 self.presences[group as usize].fresh = true;
                 self.fresh.push(group);
-            }
-        }
-    }
-
-    fn set_theta(&mut self, group: u32, now: u64, theta: u64) {
-        let g = &mut self.groups[group as usize];
-        if g.theta != theta {
-            g.v = g.clock(now);
-            g.since = now;
-            g.theta = theta;
-            if !g.touched {
-                g.touched = true;
-                self.touched_groups.push(group);
             }
         }
     }

@@ -35,7 +35,7 @@ pub(super) struct Remainder {
 const SPREADS: u32 = 4;
 
 impl Remainder {
-    fn of(r: u32, resource: &Resource) -> Self {
+    pub(super) fn of(r: u32, resource: &Resource) -> Self {
         Self {
             left: u128::from(resource.capacity) << 32,
             open: resource.demand,
@@ -48,7 +48,7 @@ impl Remainder {
     }
 
     /// The `theta` at which the flows not yet frozen fill what is left; at least [`FULL_SPEED`] when they cannot.
-    fn find_level(&self) -> u64 {
+    pub(super) fn find_level(&self) -> u64 {
         let high = (self.left >> 32) as u64;
         if high >= self.open {
             return FULL_SPEED;
@@ -110,14 +110,14 @@ impl Resource {
 }
 
 /// Positions of a group's resources that may hold it back, given what it knows of them.
-struct HotPositions {
+pub(super) struct HotPositions {
     few: u64,
     /// Few groups cross so many.
     rest: std::ops::Range<usize>,
 }
 
 impl HotPositions {
-    fn of(crossing: &Crossing) -> Self {
+    pub(super) fn of(crossing: &Crossing) -> Self {
         let end = if crossing.hot >> REST == 0 { REST } else { crossing.len as usize };
         Self { few: crossing.hot & ((1 << REST) - 1), rest: REST..end }
     }
@@ -162,12 +162,16 @@ impl Sharing {
 
     /// Solves a resource again and what hangs on it.
     pub(super) fn solve_resource(&mut self, seed: u32, now: u64) {
-        self.solve_around(now, Seed::Resource(seed));
+        if !self.solve_alone(seed, now) && !self.only_group(seed).is_some_and(|group| self.solve_lone(group, now)) {
+            self.solve_around(now, Seed::Resource(seed));
+        }
     }
 
     /// Finds the speed of a group that has come and crosses no resource with a level.
     pub(super) fn solve_group(&mut self, group: u32, now: u64) {
-        self.solve_around(now, Seed::Group(group));
+        if !self.solve_lone(group, now) {
+            self.solve_around(now, Seed::Group(group));
+        }
     }
 
     fn solve_around(&mut self, now: u64, seed: Seed) {
@@ -345,7 +349,9 @@ impl Sharing {
         for i in 0..self.pieces.len() {
             let Piece { group, level, .. } = self.pieces[i];
             self.presences[group as usize].fresh = false;
-            self.set_theta(group, now, level);
+            if self.groups[group as usize].set_theta(now, level) {
+                self.touched_groups.push(group);
+            }
         }
         for remainder in &self.component {
             let resource = &mut self.resources[remainder.resource as usize];
