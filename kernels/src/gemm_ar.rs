@@ -114,7 +114,8 @@ const OPTIONS: &[OptionSpec] = &[
     },
     OptionSpec {
         name: "exchange",
-        doc: "Every node sums everything, or a part that it then gathers to the others.",
+        doc: "Every node sums everything, or a part that it then gathers to the others: fewer bytes from three nodes on, \
+              where n must be a multiple of nodes * tile_n.",
         values: Values::Words(&["direct", "scatter_gather"]),
     },
     OptionSpec {
@@ -194,7 +195,7 @@ impl Kernel for GemmAr {
         let nodes = u64::from(cluster.nodes);
         match name {
             "tile_m" => Value::Int(128),
-            "tile_n" => Value::Int(256),
+            "tile_n" => pick_int(256, shared_tiles(problem, nodes).map_or(256, |(tile, _)| tile)),
             "tile_k" => Value::Int(64),
             "stages" => Value::Int(4),
             "drain" => pick("smem_read", "overlap"),
@@ -208,9 +209,7 @@ impl Kernel for GemmAr {
             "open_lead_tiles" => Value::Int(if published { 0 } else { open_lead_tiles(cluster) }),
             "double_store" | "nvls" | "end_sync" => Value::Bool(published),
             // Fewer bytes from three nodes on.
-            "exchange" if nodes > 2 && problem_width(problem).is_multiple_of(256 * nodes) => {
-                pick("direct", "scatter_gather")
-            }
+            "exchange" if nodes > 2 && shared_tiles(problem, nodes).is_some() => pick("direct", "scatter_gather"),
             "exchange" => Value::Word("direct"),
             "publish" => Value::Word("reduce"),
             "intra_order" | "send_order" => pick("in_order", "any"),
@@ -268,11 +267,16 @@ const fn problem_width(problem: &Problem) -> u64 {
     if let Problem::Gemm { n, .. } = *problem { n } else { 0 }
 }
 
-/// Four tiles of 256 columns per chunk as published, fewer where the width, shared by `nodes`, does not allow it.
-const fn chunk_tiles(problem: &Problem, nodes: u64) -> u64 {
-    let tiles = problem_width(problem) / 256;
-    // With two nodes each sums everything.
-    let shared = if nodes > 2 && tiles.is_multiple_of(nodes) { tiles / nodes } else { tiles };
+/// The widest tile of which all nodes get as many, if there is one, and how many; two nodes each sum everything.
+fn shared_tiles(problem: &Problem, nodes: u64) -> Option<(u64, u64)> {
+    let nodes = if nodes > 2 { nodes } else { 1 };
+    let width = problem_width(problem);
+    [256, 128].into_iter().find(|tile| width.is_multiple_of(tile * nodes)).map(|tile| (tile, width / tile / nodes))
+}
+
+/// Four tiles per chunk as published, fewer where the width, shared by `nodes`, does not allow it.
+fn chunk_tiles(problem: &Problem, nodes: u64) -> u64 {
+    let shared = shared_tiles(problem, nodes).map_or(problem_width(problem) / 256, |(_, tiles)| tiles);
     match shared % 4 {
         0 => 4,
         2 => 2,

@@ -144,6 +144,10 @@ impl Kernel for GemmRs {
             // The published storer raises a flag with a release before it frees its staging: that waits for the adds.
             "drain" => pick("visible", "overlap"),
             "main_loop" => pick("wait_each_step", "pipelined"),
+            // The published sizes are those of two nodes. With more a rank would have too few chunks for its CTAs.
+            "chunk_tiles" if cluster.nodes > 2 && !published => {
+                Value::Int(chunk_tiles(problem.size()).min(sixteenth(problem, cluster)))
+            }
             "chunk_tiles" => Value::Int(chunk_tiles(problem.size())),
             "super_m" => Value::Int(if published { 1 } else { 8 }),
             "output" => pick("per_node", "per_rank"),
@@ -221,6 +225,13 @@ const fn chunk_tiles(m: u64) -> u64 {
         65_536 => 32,
         _ => 4,
     }
+}
+
+/// The largest power of two of which a rank's tiles are sixteen or more.
+fn sixteenth(problem: &Problem, cluster: Cluster) -> u64 {
+    let Problem::Gemm { m, n, .. } = *problem else { return 1 };
+    let tiles = m / (cluster.ranks() as u64 * 128) * (n / 256);
+    1 << (tiles / 16).max(1).ilog2()
 }
 
 /// Sizes derived from a spec. "Chunk position" counts the chunks of a slice row block by row block.

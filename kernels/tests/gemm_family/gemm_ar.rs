@@ -143,3 +143,20 @@ fn bad_shapes_say_what_is_wrong_and_what_is_near() {
         "gemm_ar: k = 100 must be a positive multiple of 64 (main loop steps of tile_k = 64); nearest legal: 64 or 128"
     );
 }
+
+#[test]
+fn nodes_share_the_sums_by_the_widest_tile_that_they_can() {
+    // nodes, n: tile_n, exchange, chunk_tiles.
+    for (nodes, n, want) in [
+        (2, 8192, (256, "direct", 4)),
+        (2, 8320, (128, "direct", 1)),
+        (4, 8192, (256, "scatter_gather", 4)),
+        (32, 8192, (256, "scatter_gather", 1)),
+        (64, 8192, (128, "scatter_gather", 1)),
+        (33, 8192, (256, "direct", 4)),
+    ] {
+        let options = Case::new(KERNEL, Tilewire, (nodes, 8), [8192, n, 512]).spec().options;
+        let have = (options.int("tile_n"), options.word("exchange"), options.int("chunk_tiles"));
+        assert_eq!(have, want, "n = {n} on {nodes} nodes");
+    }
+}

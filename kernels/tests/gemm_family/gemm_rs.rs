@@ -90,3 +90,12 @@ fn schedules_from_before_there_was_a_lead_keep_their_names() {
         }
     }
 }
+
+#[test]
+fn a_rank_has_sixteen_chunks_beyond_the_nodes_of_the_published_table() {
+    // m, nodes: tiles of a chunk; a rank has m / (8 nodes) / 128 * 32 tiles.
+    for (m, nodes, want) in [(65_536, 2, 32), (65_536, 16, 8), (65_536, 64, 2), (131_072, 64, 4), (8192, 8, 2)] {
+        let options = Case::new("gemm_rs", Tilewire, (nodes, 8), [m, 8192, 512]).spec().options;
+        assert_eq!(options.int("chunk_tiles"), want, "m = {m} on {nodes} nodes");
+    }
+}
