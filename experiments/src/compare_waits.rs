@@ -76,7 +76,7 @@ pub fn recorded(joined: &[Joined], source: &Source) -> Result<Vec<Recorded>, Exp
             return Ok::<_, ExperimentError>(None);
         }
         let Measured { prepared, run, split, .. } = Measured::read(&timeline, source)?;
-        let (measured, predicted) = (waits(&prepared, &run), waits(&prepared, &prepared.timeline(&split)?));
+        let (measured, predicted) = (waits(&prepared, &run), waits(&prepared, &prepared.timeline(&split)?.0));
         let causes: BTreeSet<&Cause> = measured.keys().chain(predicted.keys()).collect();
         let us = |of: &BTreeMap<Cause, f64>, cause: &Cause| of.get(cause).copied().unwrap_or(0.0);
         let mut waits: Vec<Wait> = causes

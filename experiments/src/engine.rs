@@ -12,7 +12,7 @@ use tilewire_kernels::{RoleSplit, Schedule, bulk_synchronous};
 use tilewire_sim::compile::Form;
 use tilewire_sim::engine::{Run, worker_counts};
 use tilewire_sim::tune::{TuneConfig, Tuned, tune};
-use tilewire_sim::{Clock, Execution, Machine, Prediction, SimError, Simulation};
+use tilewire_sim::{Clock, Execution, Machine, Prediction, Shown, SimError, Simulation};
 
 /// Memory that a simulation may need, GiB.
 const MAX_GIB: u64 = 32;
@@ -212,25 +212,6 @@ impl Prepared {
         Ok(if share <= 0.0 { (later, clock_name(self.clock)) } else { (found.averaged(&later, share), "mixed") })
     }
 
-    /// What the simulation finds with the clock that most of what the loop shows had. `ps` is the time that a clock shows of
-    /// what it found.
-    fn by_clock<T>(
-        &self,
-        find: impl Fn(&Simulation) -> Result<T, SimError>,
-        ps: impl Fn(&Simulation, &T) -> u64,
-    ) -> Result<T, ExperimentError> {
-        let found = || {
-            if let Some(cold) = &self.cold {
-                let found = find(cold)?;
-                if cold.cold_share(ps(cold, &found)) > 0.5 {
-                    return Ok(found);
-                }
-            }
-            find(&self.simulation)
-        };
-        found().map_err(|source| self.error(source))
-    }
-
     /// Searches the best split of a case. The published one is a good start where there is one.
     ///
     /// # Errors
@@ -248,16 +229,24 @@ impl Prepared {
             ));
         }
         let start = case.published.as_slice();
-        // No split is faster with the other clock. Where the best one is too slow for this clock, all are.
-        self.by_clock(|simulation| tune(simulation, start, config, progress), |_, tuned| tuned.time_ps)
+        let shown = Shown { cold: self.cold.as_ref(), later: &self.simulation };
+        tune(shown, start, config, progress).map_err(|source| self.error(source))
     }
 
-    /// Runs a split and keeps its timeline.
+    /// Runs a split and keeps its timeline, with the clock that most launches of the protocol's loop had; its name.
     ///
     /// # Errors
     /// [`ExperimentError::Sim`].
-    pub fn timeline(&self, split: &RoleSplit) -> Result<Run, ExperimentError> {
-        self.by_clock(|simulation| simulation.run(split, Form::Whole, true), Simulation::shown_ps)
+    pub fn timeline(&self, split: &RoleSplit) -> Result<(Run, &'static str), ExperimentError> {
+        let run =
+            |simulation: &Simulation| simulation.run(split, Form::Whole, true).map_err(|source| self.error(source));
+        if let Some(cold) = &self.cold {
+            let found = run(cold)?;
+            if cold.cold_share(cold.shown_ps(&found)) > 0.5 {
+                return Ok((found, clock_name(Clock::Cold)));
+            }
+        }
+        Ok((run(&self.simulation)?, clock_name(self.clock)))
     }
 
     fn error(&self, source: SimError) -> ExperimentError {

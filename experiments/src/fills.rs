@@ -120,7 +120,7 @@ mod tests {
         let chains: Vec<(f64, f64)> = crate::measure::splits(group)
             .expect("splits")
             .iter()
-            .filter_map(|split| chain(&prepared.timeline(split).expect("it runs").timeline))
+            .filter_map(|split| chain(&prepared.timeline(split).expect("it runs").0.timeline))
             .collect();
         assert_eq!(chains.iter().map(|chain| chain.0).collect::<Vec<_>>(), [1.0, 2.0, 4.0, 8.0]);
         let fill = group.case.target.machine.gemm["pipelined"].fill_ns.value;

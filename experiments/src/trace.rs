@@ -59,9 +59,12 @@ pub fn run(args: &TraceArgs) -> Result<String, ExperimentError> {
     let filter = filter(args, &case)?;
     let prepared = Prepared::new(&case)?;
     let (split, _) = predict::split(&prepared, &case)?;
-    let run = prepared.timeline(&split)?;
-    let timed =
-        if case.protocol == Protocol::Fair { "" } else { "; what the benchmark's clock shows, `predict` tells" };
+    let (run, clock) = prepared.timeline(&split)?;
+    let timed = if case.protocol == Protocol::Fair {
+        String::new()
+    } else {
+        format!(" ({clock} clock); what the benchmark's clock shows, `predict` tells")
+    };
     let end_us = run.end as f64 / 1e6;
     let head = format!("{case}, {split}\n{end_us:.2} us from the first launch command to the last write{timed}\n");
     let parts = [Part { prepared: &prepared, run: &run, label: "", first_pid: 0 }];
@@ -83,7 +86,7 @@ fn measured(args: &TraceArgs, file: &Path, source: &Source) -> Result<String, Ex
     let mut head = format!("{case}, {split}\nmeasured: {:.2} us from its first CTA, {from}\n", run.end as f64 / 1e6);
     let mut parts = vec![Part { prepared: &prepared, run: &run, label: " measured", first_pid: 0 }];
     let simulated = args.beside.then(|| prepared.timeline(&split)).transpose()?;
-    if let Some(run) = &simulated {
+    if let Some((run, _)) = &simulated {
         let _ = writeln!(head, "simulated: {:.2} us from the launch command", run.end as f64 / 1e6);
         let first_pid = prepared.simulation.compiled().ranks.len() as u32;
         parts.push(Part { prepared: &prepared, run, label: " simulated", first_pid });

@@ -365,6 +365,7 @@ impl Plan {
         divides(NAME, "put_bytes", put_bytes, 16, || "16-byte pieces".into())?;
         let box_bytes = options.int("gather_box_bytes");
         if box_bytes > 0 {
+            divides(NAME, "gather_box_bytes", box_bytes, 16, || "16-byte pieces".into())?;
             divides(NAME, "hidden * 2", hidden * 2, box_bytes, || format!("whole boxes of {box_bytes} bytes"))?;
         }
         if topk == 0 || topk > experts {

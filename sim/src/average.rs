@@ -1,11 +1,61 @@
 //! The mean of a loop whose first launches ran on a cold card.
 
-use crate::{Prediction, RoleReport, WaitReport};
+use crate::bound::LowerBound;
+use crate::predict::BoundBy;
+use crate::{Prediction, RoleReport, SimError, Simulation, WaitReport};
 use std::collections::BTreeMap;
+use tilewire_kernels::RoleSplit;
+
+/// The simulations of a case that decide what its protocol's loop shows.
+#[derive(Clone, Copy)]
+pub struct Shown<'a> {
+    /// On a card that was idle, where some launches of the loop may have been.
+    pub cold: Option<&'a Simulation>,
+    /// On a card that has been under load.
+    pub later: &'a Simulation,
+}
+
+impl Shown<'_> {
+    /// What the loop shows for a split, ps.
+    ///
+    /// # Errors
+    /// As [`Simulation::time_ps`].
+    pub fn time_ps(self, split: &RoleSplit) -> Result<u64, SimError> {
+        let Some(cold) = self.cold else { return self.later.time_ps(split) };
+        let cold_ps = cold.time_ps(split)?;
+        let share = cold.cold_share(cold_ps);
+        if share >= 1.0 { Ok(cold_ps) } else { Ok(mean(share, cold_ps, self.later.time_ps(split)?)) }
+    }
+}
+
+fn mean(share: f64, cold_ps: u64, later_ps: u64) -> u64 {
+    (share * cold_ps as f64 + (1.0 - share) * later_ps as f64).round() as u64
+}
+
+/// Lower bounds of what the loop shows.
+pub(crate) struct ShownBound<'a> {
+    cold: Option<(&'a Simulation, LowerBound<'a>)>,
+    later: LowerBound<'a>,
+}
+
+impl<'a> ShownBound<'a> {
+    pub fn new(shown: Shown<'a>) -> Self {
+        Self { cold: shown.cold.map(|cold| (cold, LowerBound::new(cold))), later: LowerBound::new(shown.later) }
+    }
+
+    /// As [`LowerBound::at_most`]. The mean of two times grows with either: a longer cold launch leaves fewer of them.
+    pub fn at_most(&self, most: [u32; 4]) -> u64 {
+        let later_ps = self.later.at_most(most);
+        let Some((cold, bound)) = &self.cold else { return later_ps };
+        let cold_ps = bound.at_most(most);
+        // That holds where a warm card is no faster.
+        if later_ps < cold_ps { later_ps } else { mean(cold.cold_share(cold_ps), cold_ps, later_ps) }
+    }
+}
 
 impl Prediction {
     /// What the mean over a loop shows, of which `share` ran like this launch on a cold card and the rest like `later`. What is
-    /// no sum over time (what binds, tasks, events) is that of the larger part.
+    /// no sum over time (tasks, events, which resource binds) is that of the larger part.
     #[must_use]
     pub fn averaged(self, later: &Self, share: f64) -> Self {
         let mean = |cold: f64, later: f64| share * cold + (1.0 - share) * later;
@@ -39,6 +89,10 @@ impl Prediction {
             waits.into_values().map(|(wait, us)| WaitReport { us, share: us / total, ..wait }).collect();
         waits.sort_by(|a, b| b.us.total_cmp(&a.us));
         let roles = roles.collect();
+        let bound_us = mean(self.bound_us, later.bound_us);
+        let by = if share > 0.5 { [&self.bound_by, &later.bound_by] } else { [&later.bound_by, &self.bound_by] };
+        let by = by.into_iter().find(|&by| *by != BoundBy::Latency && bound_us >= 0.6 * time_us);
+        let bound_by = by.unwrap_or(&BoundBy::Latency).clone();
         let larger = if share > 0.5 { self } else { later.clone() };
         let faster = larger.time_us / time_us;
         Self {
@@ -51,6 +105,8 @@ impl Prediction {
             exposed_comm_us: time_us - compute_only_us,
             roles,
             waits,
+            bound_by,
+            bound_us,
             wire_gbs: larger.wire_gbs * faster,
             logical_gbs: larger.logical_gbs * faster,
             ..larger

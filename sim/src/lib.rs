@@ -20,6 +20,7 @@ pub mod share;
 pub mod tree;
 pub mod tune;
 
+pub use average::Shown;
 pub use machine::Machine;
 pub use overlap::OverlapReason;
 pub use predict::{Clock, Config, Execution, Loop, Prediction, Protocol, RoleReport, Simulation, WaitReport, predict};

@@ -7,7 +7,8 @@
 //! Batches have a fixed size and are merged in order, so the answer does not depend on the number of threads.
 
 use crate::SimError;
-use crate::bound::{LowerBound, kind_index};
+use crate::average::{Shown, ShownBound};
+use crate::bound::kind_index;
 use crate::compile::Compiled;
 use crate::predict::Simulation;
 use rayon::prelude::*;
@@ -178,25 +179,25 @@ impl Bounds {
     }
 }
 
-/// Searches the best split.
+/// Searches the split for which the least is shown.
 ///
 /// `start` splits (the published one, say) are simulated first. `progress` is told the number of simulations done.
 ///
 /// # Errors
 /// [`SimError`] when no split runs at all.
 pub fn tune(
-    simulation: &Simulation,
+    shown: Shown,
     start: &[RoleSplit],
     config: &TuneConfig,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Tuned, SimError> {
-    let compiled = simulation.compiled();
+    let compiled = shown.later.compiled();
     let sms = compiled.times.sms;
-    let bound = LowerBound::new(simulation);
+    let bound = ShownBound::new(shown);
     let (low, high) = legal(compiled);
     let splits = count_splits(low, high, sms);
     let mut search = Search {
-        simulation,
+        shown,
         seen: BTreeMap::new(),
         tried: Vec::new(),
         best: None,
@@ -271,7 +272,7 @@ pub fn tune(
 }
 
 struct Search<'a> {
-    simulation: &'a Simulation,
+    shown: Shown<'a>,
     seen: BTreeMap<[u32; 4], Option<u64>>,
     tried: Vec<Tried>,
     /// Time, CTAs in all, counts.
@@ -293,7 +294,7 @@ impl Search<'_> {
             }
         }
         let times: Vec<Result<u64, SimError>> =
-            fresh.par_iter().map(|&counts| self.simulation.time_ps(&split_of(counts))).collect();
+            fresh.par_iter().map(|&counts| self.shown.time_ps(&split_of(counts))).collect();
         for (counts, time) in fresh.into_iter().zip(times) {
             let time = match time {
                 Ok(time) => Some(time),

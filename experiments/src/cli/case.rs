@@ -35,7 +35,7 @@ pub struct RunArgs {
     /// Ranks that are simulated [default: folded].
     #[arg(long, value_enum)]
     pub execution: Option<ExecutionArg>,
-    /// How warm the card is [default: sustained; with the published protocol cold where its loop ends within the machine's cold_ms].
+    /// How warm the card is [default: sustained; with the published protocol cold for the launches of its loop that begin within the machine's cold_ms, of all of which the time is the mean or median].
     #[arg(long, value_enum)]
     pub clock: Option<ClockArg>,
     /// Checker.

@@ -3,11 +3,11 @@
 use crate::metamorphic::{draw, narrow};
 use crate::support::*;
 use tilewire_kernels::schedule::{At, Claim, CtaCount, Drain};
-use tilewire_kernels::{Fabric, RoleKind, RoleSplit, Schedule};
+use tilewire_kernels::{Fabric, OptionSet, RoleKind, RoleSplit, Schedule};
 use tilewire_sim::bound::LowerBound;
 use tilewire_sim::compile::Form;
 use tilewire_sim::tune::{TuneConfig, tune};
-use tilewire_sim::{Config, Execution, Machine, Simulation};
+use tilewire_sim::{Clock, Config, Execution, Loop, Machine, Protocol, Shown, Simulation};
 
 fn counts(split: &RoleSplit) -> [u32; 4] {
     RoleKind::ALL.map(|kind| split.get(kind))
@@ -134,6 +134,39 @@ fn chains_bound_random_layers_and_are_exact_where_nothing_is_scarce() {
     assert!(closer > 2_200, "{closer} of 2400 bounds within 20 %");
 }
 
+/// Also of a loop of which some launches were cold.
+#[test]
+fn the_search_over_a_mixed_loop_beats_every_split_and_its_bound_none() {
+    let timed = Loop { warm_up: 0, launches: 8, median: false };
+    let protocol = Protocol::Published { stale_arrivals: true, isolated: false, timed };
+    let mut mixed = 0;
+    for cold_ms in [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0] {
+        let droop = [("gpu.sms", 12.0), ("gpu.cold_ms", cold_ms), ("gpu.droop_knee_tflops", 2.0)];
+        let machine = with(shipped_machine("h200-efa"), &droop);
+        for case in kernels(OptionSet::Tilewire, cluster(1, 2), machine.fabric, 1) {
+            let of = |clock| {
+                let config = Config { protocol, clock, ..full() };
+                Simulation::new(&case.schedule, &machine, &config).expect("compiles")
+            };
+            let (cold, later) = (of(Clock::Cold), of(Clock::Sustained));
+            let shown = Shown { cold: Some(&cold), later: &later };
+            let tuned = tune(shown, &[], &TuneConfig::EXHAUSTIVE, &|_| ()).expect("a split");
+            assert_eq!(shown.time_ps(&tuned.split), Ok(tuned.time_ps), "{}", case.name);
+            let mut random = Random(3);
+            for _ in 0..20 {
+                let split = random_split(&case.schedule, &mut random);
+                if let Ok(time) = shown.time_ps(&split) {
+                    let (least, most) = (cold.time_ps(&split).expect("runs"), later.time_ps(&split).expect("runs"));
+                    assert!(time >= tuned.lower_bound_ps && time >= tuned.time_ps, "{} {split}: {time} ps", case.name);
+                    assert!((least..=most).contains(&time), "{} {split}: {least}, {time}, {most} ps", case.name);
+                    mixed += u32::from(least < time && time < most);
+                }
+            }
+        }
+    }
+    assert!(mixed > 50, "only {mixed}");
+}
+
 #[test]
 fn the_search_finds_what_trying_all_splits_finds() {
     let machine = with(shipped_machine("h200-efa"), &[("gpu.sms", 24.0)]);
@@ -143,7 +176,8 @@ fn the_search_finds_what_trying_all_splits_finds() {
             continue;
         }
         let simulation = Simulation::new(&case.schedule, &machine, &full()).expect("compiles");
-        let tuned = tune(&simulation, &[], &TuneConfig::EXHAUSTIVE, &|_| ()).expect("a split");
+        let tuned =
+            tune(Shown { cold: None, later: &simulation }, &[], &TuneConfig::EXHAUSTIVE, &|_| ()).expect("a split");
         // No CTAs too: a role may live on those that come from others.
         let range = |role: RoleKind| if roles.get(role) > 0 { 0..=24_u32 } else { 0..=0 };
         let mut best = u64::MAX;
