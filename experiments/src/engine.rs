@@ -201,15 +201,19 @@ impl Prepared {
 
     /// The prediction and its clock. A loop whose first launches ran on a cold card shows the mean of both.
     fn predicted(&self, split: &RoleSplit) -> Result<(Prediction, &'static str), SimError> {
-        let later = || self.simulation.predict(split);
-        let Some(cold) = &self.cold else { return Ok((later()?, clock_name(self.clock))) };
-        let found = cold.predict(split)?;
-        let share = cold.cold_share((found.time_us * 1e6) as u64);
-        if share >= 1.0 {
-            return Ok((found, clock_name(Clock::Cold)));
-        }
-        let later = later()?;
-        Ok(if share <= 0.0 { (later, clock_name(self.clock)) } else { (found.averaged(&later, share), "mixed") })
+        let (prediction, share) = self.shown().predict(split)?;
+        let clock = if share >= 1.0 {
+            clock_name(Clock::Cold)
+        } else if share > 0.0 {
+            "mixed"
+        } else {
+            clock_name(self.clock)
+        };
+        Ok((prediction, clock))
+    }
+
+    fn shown(&self) -> Shown<'_> {
+        Shown { cold: self.cold.as_ref(), later: &self.simulation }
     }
 
     /// Searches the best split of a case. The published one is a good start where there is one.
@@ -229,8 +233,7 @@ impl Prepared {
             ));
         }
         let start = case.published.as_slice();
-        let shown = Shown { cold: self.cold.as_ref(), later: &self.simulation };
-        tune(shown, start, config, progress).map_err(|source| self.error(source))
+        tune(self.shown(), start, config, progress).map_err(|source| self.error(source))
     }
 
     /// Runs a split and keeps its timeline, with the clock that most launches of the protocol's loop had; its name.

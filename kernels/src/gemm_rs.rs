@@ -85,7 +85,8 @@ const OPTIONS: &[OptionSpec] = &[
     },
     OptionSpec {
         name: "cta_notice",
-        doc: "The CTA that finishes a chunk tells its owner before it goes on, behind a fence for the whole system.",
+        doc: "The CTA that finishes a chunk tells its owner before it goes on, behind a fence for the whole system; the \
+              model charges it with drain = visible.",
         values: Values::Bool,
     },
     OptionSpec {
@@ -257,7 +258,6 @@ struct Plan {
     open_lead_tiles: u64,
     early_ready: bool,
     dead_store: bool,
-    cta_notice: bool,
     any_send: bool,
     any_reduce: bool,
     recycle: bool,
@@ -270,9 +270,12 @@ impl Plan {
         let (m, n, k) = spec.gemm(NAME)?;
         let options = &spec.options;
         let (nodes, gpus) = (u64::from(spec.cluster.nodes), u64::from(spec.cluster.gpus_per_node));
-        let rule = TileRule::new(options);
+        let mut rule = TileRule::new(options);
         let [bm, bn, bk] = rule.tile;
         let chunk_tiles = options.int("chunk_tiles");
+        if options.flag("cta_notice") {
+            rule.notice = chunk_tiles as u16;
+        }
         let per_rank = options.word("output") == "per_rank";
         let parts = if per_rank { nodes * gpus } else { gpus };
         divides(NAME, "m", m, parts * bm, || {
@@ -311,7 +314,6 @@ impl Plan {
             open_lead_tiles: open_lead(NAME, options, spec.cluster, unused)?,
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
-            cta_notice: options.flag("cta_notice"),
             any_send: options.word("send_order") == "any",
             // A task of a Ready role waits for few flags; this one for `ready` and for an arrival from every other node.
             any_reduce: options.word("reduce_order") == "any" && nodes <= MAX_READY_FLAGS,
@@ -468,15 +470,11 @@ impl Plan {
             outs.push(TileOut { place: Place::me(local), mode: WriteMode::Store });
         }
         outs.push(TileOut { place: Place { at: to, region: staging }, mode });
-        let mut op = self.rule.op(
+        let mut task = Task::new(self.rule.op(
             Region::matrix(A, row * self.k * 2, bm as u32, (self.k * 2) as u32, self.k * 2),
             Region::matrix(B, col * 2, self.k as u32, (bn * 2) as u32, self.n * 2),
             outs,
-        );
-        if let (true, Op::GemmTile { notice, .. }) = (self.cta_notice, &mut op) {
-            *notice = self.chunk_tiles as u16;
-        }
-        let mut task = Task::new(op);
+        ));
         if opens {
             // The word that I raise at offset d is my slot -d there.
             for d in 1..self.gpus {

@@ -452,6 +452,8 @@ pub(crate) struct TileRule {
     stages: u8,
     drain: Drain,
     main_loop: MainLoop,
+    /// One in so many tiles tells another GPU of them, see [`Op::GemmTile`].
+    pub notice: u16,
 }
 
 impl TileRule {
@@ -469,6 +471,7 @@ impl TileRule {
                 "pipelined" => MainLoop::Pipelined,
                 _ => MainLoop::WaitEachStep,
             },
+            notice: 0,
         }
     }
 
@@ -480,7 +483,8 @@ impl TileRule {
     /// A tile under this rule.
     pub fn op(&self, a: Region, b: Region, outs: SmallVec<[TileOut; 1]>) -> Op {
         let tile = self.tile.map(|size| size as u16);
-        Op::GemmTile { a, b, outs, tile, stages: self.stages, drain: self.drain, main_loop: self.main_loop, notice: 0 }
+        let Self { stages, drain, main_loop, notice, .. } = *self;
+        Op::GemmTile { a, b, outs, tile, stages, drain, main_loop, notice }
     }
 }
 

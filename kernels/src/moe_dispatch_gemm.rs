@@ -366,7 +366,10 @@ impl Plan {
         let box_bytes = options.int("gather_box_bytes");
         if box_bytes > 0 {
             divides(NAME, "gather_box_bytes", box_bytes, 16, || "16-byte pieces".into())?;
-            divides(NAME, "hidden * 2", hidden * 2, box_bytes, || format!("whole boxes of {box_bytes} bytes"))?;
+            if !(hidden * 2).is_multiple_of(box_bytes) {
+                let allowed = format!("a divisor of the {} bytes of a row, hidden * 2", hidden * 2);
+                return Err(BuildError::Range { kernel: NAME, what: "gather_box_bytes", value: box_bytes, allowed });
+            }
         }
         if topk == 0 || topk > experts {
             let allowed = format!("from 1 to the number of experts, {experts}");

@@ -1,7 +1,7 @@
 //! The mean of a loop whose first launches ran on a cold card.
 
 use crate::bound::LowerBound;
-use crate::predict::BoundBy;
+use crate::predict::{BINDS, BoundBy};
 use crate::{Prediction, RoleReport, SimError, Simulation, WaitReport};
 use std::collections::BTreeMap;
 use tilewire_kernels::RoleSplit;
@@ -24,12 +24,32 @@ impl Shown<'_> {
         let Some(cold) = self.cold else { return self.later.time_ps(split) };
         let cold_ps = cold.time_ps(split)?;
         let share = cold.cold_share(cold_ps);
-        if share >= 1.0 { Ok(cold_ps) } else { Ok(mean(share, cold_ps, self.later.time_ps(split)?)) }
+        if share >= 1.0 { Ok(cold_ps) } else { Ok(mean_ps(share, cold_ps, self.later.time_ps(split)?)) }
+    }
+
+    /// As [`Simulation::predict`], and the share that cold launches have in it.
+    ///
+    /// # Errors
+    /// As [`Simulation::predict`].
+    pub fn predict(self, split: &RoleSplit) -> Result<(Prediction, f64), SimError> {
+        let Some(cold) = self.cold else { return Ok((self.later.predict(split)?, 0.0)) };
+        let found = cold.predict(split)?;
+        let share = cold.cold_share((found.time_us * 1e6) as u64);
+        if share >= 1.0 {
+            return Ok((found, share));
+        }
+        let later = self.later.predict(split)?;
+        Ok((if share > 0.0 { found.averaged(&later, share) } else { later }, share))
     }
 }
 
-fn mean(share: f64, cold_ps: u64, later_ps: u64) -> u64 {
-    (share * cold_ps as f64 + (1.0 - share) * later_ps as f64).round() as u64
+/// The mean of what `share` of launches and the others show.
+fn mean(share: f64, cold: f64, later: f64) -> f64 {
+    share * cold + (1.0 - share) * later
+}
+
+fn mean_ps(share: f64, cold_ps: u64, later_ps: u64) -> u64 {
+    mean(share, cold_ps as f64, later_ps as f64).round() as u64
 }
 
 /// Lower bounds of what the loop shows.
@@ -49,7 +69,7 @@ impl<'a> ShownBound<'a> {
         let Some((cold, bound)) = &self.cold else { return later_ps };
         let cold_ps = bound.at_most(most);
         // That holds where a warm card is no faster.
-        if later_ps < cold_ps { later_ps } else { mean(cold.cold_share(cold_ps), cold_ps, later_ps) }
+        if later_ps < cold_ps { later_ps } else { mean_ps(cold.cold_share(cold_ps), cold_ps, later_ps) }
     }
 }
 
@@ -58,7 +78,7 @@ impl Prediction {
     /// no sum over time (tasks, events, which resource binds) is that of the larger part.
     #[must_use]
     pub fn averaged(self, later: &Self, share: f64) -> Self {
-        let mean = |cold: f64, later: f64| share * cold + (1.0 - share) * later;
+        let mean = |cold, later| mean(share, cold, later);
         let time_us = mean(self.time_us, later.time_us);
         let compute_only_us = mean(self.compute_only_us, later.compute_only_us);
         let comm_only_us = mean(self.comm_only_us, later.comm_only_us);
@@ -91,7 +111,7 @@ impl Prediction {
         let roles = roles.collect();
         let bound_us = mean(self.bound_us, later.bound_us);
         let by = if share > 0.5 { [&self.bound_by, &later.bound_by] } else { [&later.bound_by, &self.bound_by] };
-        let by = by.into_iter().find(|&by| *by != BoundBy::Latency && bound_us >= 0.6 * time_us);
+        let by = by.into_iter().find(|&by| *by != BoundBy::Latency && bound_us >= BINDS * time_us);
         let bound_by = by.unwrap_or(&BoundBy::Latency).clone();
         let larger = if share > 0.5 { self } else { later.clone() };
         let faster = larger.time_us / time_us;

@@ -100,6 +100,9 @@ pub struct Config {
     pub timeline: bool,
 }
 
+/// A lower bound binds where it is this part of the time, or more.
+pub(crate) const BINDS: f64 = 0.6;
+
 /// What bounds a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "String")]
@@ -358,7 +361,7 @@ impl Simulation {
             overlap,
             overlap_reason: OverlapReason::of(&self.compiled, whole, [time, compute, comm]),
             exposed_comm_us: us(time) - us(compute),
-            bound_by: if bound_us < 0.6 * us(time) { BoundBy::Latency } else { bound_by },
+            bound_by: if bound_us < BINDS * us(time) { BoundBy::Latency } else { bound_by },
             bound_us,
             roles: self.roles(whole, slowest, us(time)),
             waits: self.waits(whole, slowest),

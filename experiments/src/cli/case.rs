@@ -35,7 +35,7 @@ pub struct RunArgs {
     /// Ranks that are simulated [default: folded].
     #[arg(long, value_enum)]
     pub execution: Option<ExecutionArg>,
-    /// How warm the card is [default: sustained; with the published protocol cold for the launches of its loop that begin within the machine's cold_ms, of all of which the time is the mean or median].
+    /// How warm the card is [default: sustained; with the published protocol as its loop leaves it: launches within the machine's cold_ms are cold, and the mean or median of all is shown].
     #[arg(long, value_enum)]
     pub clock: Option<ClockArg>,
     /// Checker.

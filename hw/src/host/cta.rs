@@ -143,13 +143,7 @@ impl Run<'_> {
         let count = self.plan.tasks[role].len();
         let state = &self.roles[role];
         let task = match self.schedule.launches[launch].roles[index].claim {
-            Claim::Strided => {
-                let taken = *next;
-                if (taken as usize) < count {
-                    *next = self.strides(worker, role).next(taken);
-                }
-                taken as usize
-            }
+            Claim::Strided => return Ok(self.strides(worker, role).take(next).map(|task| task as usize)),
             Claim::Ticket => state.next.fetch_add(1, Ordering::Relaxed),
             Claim::Ready { window } => {
                 let found = Mutex::new(None);

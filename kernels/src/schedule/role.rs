@@ -168,6 +168,13 @@ impl Strides<'_> {
         if next < self.end(part) { next } else { self.enter(part + 1, (position - self.start(part)) % self.workers) }
     }
 
+    /// Takes the task at `next` for its worker, if there is one, and moves `next` on.
+    pub fn take(&self, next: &mut u32) -> Option<u32> {
+        let taken = Some(*next).filter(|&position| position < self.tasks)?;
+        *next = self.next(taken);
+        Some(taken)
+    }
+
     fn start(&self, part: usize) -> u32 {
         if part == 0 { 0 } else { self.restarts[part - 1] }
     }
@@ -259,9 +266,8 @@ mod tests {
                 for workers in 1..6 {
                     let strides = Strides { tasks, workers, restarts: &restarts };
                     for (worker, want) in (0..).zip(shared_out(tasks, workers, &restarts)) {
-                        let taken =
-                            std::iter::successors(Some(strides.first(worker)), |&last| Some(strides.next(last)));
-                        let taken: Vec<u32> = taken.take_while(|&task| task < tasks).collect();
+                        let mut next = strides.first(worker);
+                        let taken: Vec<u32> = std::iter::from_fn(|| strides.take(&mut next)).collect();
                         assert_eq!(taken, want, "worker {worker} of {workers}, {tasks} tasks, {restarts:?}");
                     }
                 }

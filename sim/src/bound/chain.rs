@@ -128,7 +128,8 @@ fn rest_of_steps(times: &Times, record: &CostRecord, index: u32, count: u32) -> 
 }
 
 impl Chains {
-    /// `None` where the argument does not hold: noise makes latencies shorter than nominal and a rank late, and collectives end together.
+    /// `None` where the argument does not hold: noise makes latencies shorter than nominal and a rank late, and
+    /// collectives end together.
     pub fn new(c: &Compiled) -> Option<Self> {
         if c.noise.is_some() || c.costs.iter().any(|record| record.work == Work::Collective) {
             return None;
@@ -245,8 +246,7 @@ impl<'a> Forward<'a> {
             let before = launch.after.iter().filter(timed).count() as u32;
             self.launches.push((before, tasks, 0));
             if before == 0 && !launch.before_clock {
-                let start = c.times.launch;
-                self.events.push(Reverse((start, rank as u32, LAUNCH, l as u32)));
+                self.events.push(Reverse((c.times.launch, rank as u32, LAUNCH, l as u32)));
             }
         }
     }

@@ -24,10 +24,10 @@ pub struct Late {
 
 impl Late {
     pub(super) fn new(machine: &Machine, noise: Option<&Noise>, ranks: usize) -> Self {
-        Self {
-            rank: noise.map_or(ranks - 1, |noise| noise.late_rank(ranks)),
-            ps: noise.map_or(0, |_| ps_from_us(machine.noise.late_rank_us.value)),
-        }
+        noise.map_or_else(Self::default, |noise| Self {
+            rank: noise.late_rank(ranks),
+            ps: ps_from_us(machine.noise.late_rank_us.value),
+        })
     }
 
     /// Delay of a rank, ps.

@@ -16,7 +16,7 @@ impl Engine<'_> {
     }
 
     pub(super) fn claim(&mut self, worker: usize) -> Result<Next, ExecError> {
-        let Worker { rank, home, role, of, next, .. } = self.workers[worker];
+        let Worker { rank, home, role, of, .. } = self.workers[worker];
         let launch = self.roles[role].launch;
         if !self.launch_begun(rank, launch) {
             self.launches[rank * self.schedule.launches.len() + launch].waiting.push(worker);
@@ -31,11 +31,7 @@ impl Engine<'_> {
             }
             Claim::Strided => {
                 let strides = Strides { tasks: count as u32, workers: of, restarts: &self.roles[role].restarts };
-                let taken = Some(next as usize).filter(|&task| task < count);
-                if taken.is_some() {
-                    self.workers[worker].next = strides.next(next);
-                }
-                taken
+                strides.take(&mut self.workers[worker].next).map(|task| task as usize)
             }
             Claim::Ticket => {
                 self.roles[role].cursor += 1;
