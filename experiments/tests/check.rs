@@ -56,14 +56,14 @@ fn a_sound_schedule_passes_and_says_what_was_looked_at() {
 #[test]
 fn hazards_of_the_published_kernel_are_findings() {
     let (text, stderr) = finds(&format!("check {GEMM_RS} --options published --split published"));
-    assert!(stderr.contains("0 fatal, 4 hazards"), "{stderr}");
+    assert!(stderr.contains("0 fatal, 6 hazards"), "{stderr}");
     assert!(text.contains("before its writes are visible") && text.contains("hazard: rank (0, 0)"), "{text}");
     let (text, _) = finds(&format!("check {GEMM_RS} --options published --json"));
     let report = json(&text);
-    assert_eq!((&report["fatal"], &report["hazards"]), (&0.into(), &4.into()));
+    assert_eq!((&report["fatal"], &report["hazards"]), (&0.into(), &6.into()));
     let rules: Vec<&str> =
         report["findings"].as_array().expect("a list").iter().filter_map(|finding| finding["rule"].as_str()).collect();
-    assert_eq!(rules, ["visibility", "races", "races", "races"]);
+    assert_eq!(rules, ["visibility", "fabric_order", "races", "races", "races", "races"]);
     assert_eq!(report["rules"].as_array().map(Vec::len), Some(11));
 }
 
@@ -240,8 +240,11 @@ fn sweeps_of_what_cannot_run_are_refused_unless_unchecked() {
 fn hazards_are_counted_when_asked_for_and_never_refuse() {
     let published = format!("predict {GEMM_RS} --options published --split published");
     assert!(json(&passes(&format!("{published} --json")))["hazards"].is_null());
-    assert!(passes(&published).contains("1 or more  races are counted with --hazards"), "early signals are seen");
-    assert_eq!(json(&passes(&format!("{published} --hazards --json")))["hazards"], 4);
+    assert!(
+        passes(&published).contains("2 or more  races are counted with --hazards"),
+        "early signals and unordered flags are seen"
+    );
+    assert_eq!(json(&passes(&format!("{published} --hazards --json")))["hazards"], 6);
     let sound = format!("predict {GEMM_RS} --split compute=112,send=8,reduce=8");
     assert!(passes(&sound).contains("not checked  races are counted with --hazards"));
     assert_eq!(json(&passes(&format!("{sound} --hazards --json")))["hazards"], 0);

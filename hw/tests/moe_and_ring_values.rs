@@ -98,7 +98,8 @@ fn tilewire_moe_is_right_under_every_routing() {
 #[test]
 fn published_moe_is_right_under_every_routing() {
     for routing in ["rotated", "uniform", "multinomial"] {
-        for_each_run(("moe_dispatch_gemm", OptionSet::Published), &ALL, &[("routing", routing)], clean);
+        let options = [("routing", routing), ("efa_publish", "immediate")];
+        for_each_run(("moe_dispatch_gemm", OptionSet::Published), &ALL, &options, clean);
     }
 }
 

@@ -24,13 +24,13 @@
 
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, Product, QUEUES, STAGES, Slice,
-    Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, publish,
+    BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, Posting, Problem, ProblemKind, Product,
+    QUEUE_ORDER, QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, spec_text,
 };
 use crate::options::{OptionSet, OptionSpec, Options, Value, Values};
 use crate::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch, Op,
-    Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, TileOut, Wait, WriteMode,
+    Place, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, TileOut, Wait, WriteMode,
 };
 use smallvec::smallvec;
 
@@ -152,6 +152,8 @@ const OPTIONS: &[OptionSpec] = &[
         values: Values::Words(&["any", "in_order"]),
     },
     QUEUES,
+    QUEUE_ORDER,
+    EFA_PUBLISH,
     OptionSpec {
         name: "recycle",
         doc: "CTAs of inter_send join intra_comm and those join compute, where these take tickets.",
@@ -210,7 +212,7 @@ impl Kernel for AgGemm {
             "forward" => pick("after_publish", "on_arrival"),
             "puts_per_unit" => Value::Int(2),
             "send_order" => pick("in_order", "any"),
-            "queues" => pick_int(8, 4),
+            "queues" | "queue_order" | "efa_publish" => Posting::default_option(published, name),
             _ => unreachable!("{NAME} lists no option {name}"),
         }
     }
@@ -221,7 +223,7 @@ impl Kernel for AgGemm {
             kernel: NAME.into(),
             cluster: spec.cluster,
             fabric: spec.fabric,
-            spec: format!("{};{}", spec.problem, spec.options),
+            spec: spec_text(spec, &["queue_order=alternate", "efa_publish=immediate"]),
             buffers: plan.buffers(),
             flags: plan.flags(),
             launches: plan.launches(),
@@ -328,9 +330,8 @@ struct Plan {
     forward_by_copies: bool,
     puts: u64,
     send_any: bool,
-    queues: u64,
     recycle: bool,
-    publish: Publish,
+    posting: Posting,
 }
 
 impl Plan {
@@ -387,9 +388,8 @@ impl Plan {
             forward_by_copies: ring && gpus > 1 && nodes > 2 && options.word("forward") == "after_publish",
             puts,
             send_any: options.word("send_order") == "any",
-            queues: options.int("queues"),
             recycle: options.flag("recycle"),
-            publish: publish(spec.fabric),
+            posting: Posting::new(spec),
         };
         plan.check_combination()?;
         Ok(plan)
@@ -732,8 +732,8 @@ impl Plan {
                     at: At::Offset(Offset::node(to as u16)),
                     region: self.block(LANDING, landing_row, rows, 0, self.k),
                 },
-                queue: (index % self.queues) as u16,
-                publish: self.publish,
+                queue: self.posting.queue(index),
+                publish: self.posting.publish(index),
                 arrived: Flag { family: ARRIVED, slot: (bank * self.units * self.puts + index) as u32 },
                 sent: None,
             });

@@ -32,16 +32,16 @@
 //! compare-and-swap and the work-stealing reduce are `Strided`, a window of 32 and a window of 16. The flag reset in the
 //! epilogue and the proxy's drain before the cross-node barrier are not written down.
 
-use crate::cluster::{Cluster, Fabric, Rank};
+use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, Product, QUEUES,
-    STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles,
-    opening_order, publish, spec_text, split_depth_inputs,
+    BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Posting, Problem,
+    ProblemKind, Product, QUEUE_ORDER, QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides,
+    fits_u32, open_lead, open_lead_tiles, opening_order, spec_text, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch, Op,
-    Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, TileOut, Wait, WriteMode,
+    Place, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, TileOut, Wait, WriteMode,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -144,11 +144,8 @@ const OPTIONS: &[OptionSpec] = &[
         values: Values::Bool,
     },
     QUEUES,
-    OptionSpec {
-        name: "efa_publish",
-        doc: "On efa-srd: an immediate, or a separate flag write that nothing orders after the data (a hazard).",
-        values: Values::Words(&["immediate", "separate_write"]),
-    },
+    QUEUE_ORDER,
+    EFA_PUBLISH,
     OptionSpec {
         name: "end_sync",
         doc: "End with a synchronisation of the node and a barrier between nodes, in a launch of its own if large.",
@@ -216,7 +213,7 @@ impl Kernel for GemmAr {
             "reduce_order" => pick("by_chunks", "any"),
             "recycle" | "copy_overlap" => Value::Bool(!published),
             "queues" => Value::Int(4),
-            "efa_publish" => pick("separate_write", "immediate"),
+            "queue_order" | "efa_publish" => Posting::default_option(published, name),
             // 12 warps with 8 loads of 128 bytes each.
             "intra_in_flight_bytes" => pick_int(12_288, 131_072),
             // 384 threads with a 16-byte vector of each node's sum.
@@ -232,7 +229,7 @@ impl Kernel for GemmAr {
             cluster: spec.cluster,
             fabric: spec.fabric,
             // Every schedule had this order before there was a choice.
-            spec: spec_text(spec, &["open_lead_tiles=0"]),
+            spec: spec_text(spec, &["open_lead_tiles=0", "queue_order=alternate"]),
             buffers: plan.buffers(),
             flags: plan.flags(),
             launches: plan.launches(),
@@ -335,9 +332,7 @@ struct Plan {
     send_any: bool,
     reduce_order: &'static str,
     recycle: bool,
-    queues: u64,
-    publish: Publish,
-    separate_write: bool,
+    posting: Posting,
     end_sync: bool,
     intra_in_flight_bytes: u32,
     copy_overlap: bool,
@@ -400,9 +395,7 @@ impl Plan {
             send_any: options.word("send_order") == "any",
             reduce_order: options.word("reduce_order"),
             recycle: options.flag("recycle"),
-            queues: options.int("queues"),
-            publish: publish(spec.fabric),
-            separate_write: spec.fabric == Fabric::EfaSrd && options.word("efa_publish") == "separate_write",
+            posting: Posting::new(spec),
             end_sync: options.flag("end_sync") && nodes * gpus > 1,
             intra_in_flight_bytes: options.int("intra_in_flight_bytes") as u32,
             copy_overlap: options.flag("copy_overlap"),
@@ -822,12 +815,11 @@ impl Plan {
     /// A put of chunk `from` of a buffer to the node `to` ahead, which sees me `nodes - to` ahead.
     fn put(&self, src: BufferId, from: u64, dst: BufferId, arrived: FamilyId, to: u64, index: u64) -> Task {
         let landed = (self.nodes - to - 1) * self.own_chunks + index;
-        let queue = (index % self.queues) as u16;
         Task::new(Op::Put {
             src: self.chunk_region(src, from),
             dst: Place { at: At::node(to as u16), region: self.chunk_region(dst, landed) },
-            queue,
-            publish: if self.separate_write { Publish::SeparateWrite { queue } } else { self.publish },
+            queue: self.posting.queue(index),
+            publish: self.posting.publish(index),
             arrived: Flag { family: arrived, slot: landed as u32 },
             sent: None,
         })
@@ -906,8 +898,8 @@ impl Plan {
             let op = Op::Put {
                 src: nothing(STAGING),
                 dst: Place { at: At::node(to as u16), region: nothing(LANDING) },
-                queue: 0,
-                publish: self.publish,
+                queue: self.posting.queue(0),
+                publish: self.posting.publish(0),
                 arrived: Flag { family: BARRIER, slot: (self.nodes - to - 1) as u32 },
                 sent: None,
             };

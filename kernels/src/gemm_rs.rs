@@ -19,14 +19,14 @@
 use crate::check::MAX_READY_FLAGS;
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, Product, QUEUES,
-    STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles,
-    opening_order, publish, spec_text, split_depth_inputs,
+    BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Posting, Problem,
+    ProblemKind, Product, QUEUE_ORDER, QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides,
+    fits_u32, open_lead, open_lead_tiles, opening_order, spec_text, split_depth_inputs,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, FamilyId, Flag, FlagFamily, Gate, Launch, Op, Place,
-    Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, TileOut, Wait, WriteMode,
+    Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, TileOut, Wait, WriteMode,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -110,6 +110,8 @@ const OPTIONS: &[OptionSpec] = &[
         values: Values::Bool,
     },
     QUEUES,
+    QUEUE_ORDER,
+    EFA_PUBLISH,
     OptionSpec {
         name: "reduce_in_flight_bytes",
         doc: "Bytes that a reduce CTA keeps in flight.",
@@ -161,7 +163,7 @@ impl Kernel for GemmRs {
             "send_order" => Value::Word("any"),
             "reduce_order" => pick("in_order", "any"),
             "recycle" => Value::Bool(true),
-            "queues" => Value::Int(4),
+            "queues" | "queue_order" | "efa_publish" => Posting::default_option(published, name),
             // 384 threads with a 16-byte vector of every operand each, one vector after the other.
             "reduce_in_flight_bytes" if published => Value::Int((6144 * u64::from(cluster.nodes)).min(262_144)),
             "reduce_in_flight_bytes" => Value::Int(32_768),
@@ -216,7 +218,14 @@ impl Kernel for GemmRs {
 }
 
 /// The order that every schedule had before there was a choice.
-const BEFORE: [&str; 4] = ["tile_order=chunk", "super_m=1", "open_lead_tiles=0", "cta_notice=false"];
+const BEFORE: [&str; 6] = [
+    "tile_order=chunk",
+    "super_m=1",
+    "open_lead_tiles=0",
+    "cta_notice=false",
+    "queue_order=alternate",
+    "efa_publish=immediate",
+];
 
 /// Tiles of a chunk for a size. Source: mKernel gemm_rs bench table at 68644c9, as in `data/published`.
 const fn chunk_tiles(m: u64) -> u64 {
@@ -243,7 +252,7 @@ struct Plan {
     nodes: u64,
     gpus: u64,
     rule: TileRule,
-    publish: Publish,
+    posting: Posting,
     chunk_tiles: u64,
     /// Chunks of one slice.
     chunks: u64,
@@ -261,7 +270,6 @@ struct Plan {
     any_send: bool,
     any_reduce: bool,
     recycle: bool,
-    queues: u64,
     reduce_in_flight_bytes: u32,
 }
 
@@ -302,7 +310,7 @@ impl Plan {
             nodes,
             gpus,
             rule,
-            publish: publish(spec.fabric),
+            posting: Posting::new(spec),
             chunk_tiles,
             chunks,
             chunks_across,
@@ -318,7 +326,6 @@ impl Plan {
             // A task of a Ready role waits for few flags; this one for `ready` and for an arrival from every other node.
             any_reduce: options.word("reduce_order") == "any" && nodes <= MAX_READY_FLAGS,
             recycle: options.flag("recycle"),
-            queues: options.int("queues"),
             reduce_in_flight_bytes: options.int("reduce_in_flight_bytes") as u32,
         })
     }
@@ -510,8 +517,8 @@ impl Plan {
                         src: self.chunk_region(STAGING, position),
                         dst: Place { at: At::node(to as u16), region: self.chunk_region(LANDING, index) },
                         // By what is the same on all ranks, which the position of a chunk is not.
-                        queue: (index % self.queues) as u16,
-                        publish: self.publish,
+                        queue: self.posting.queue(index),
+                        publish: self.posting.publish(index),
                         arrived: Flag { family: ARRIVED, slot: index as u32 },
                         sent: None,
                     })

@@ -301,11 +301,51 @@ pub(crate) fn fits_u32(kernel: &'static str, what: &'static str, value: u64) -> 
     })
 }
 
-/// How puts are published on a fabric, see [`Publish`].
-pub(crate) const fn publish(fabric: Fabric) -> Publish {
-    match fabric {
-        Fabric::IbRc => Publish::SameQueueWrite,
-        Fabric::EfaSrd | Fabric::Loopback => Publish::Immediate,
+/// How a kernel posts its puts: over which queues, and how the receiver is told.
+pub(crate) struct Posting {
+    queues: u64,
+    by_rail: bool,
+    separate_write: bool,
+    fabric: Fabric,
+}
+
+impl Posting {
+    pub fn new(spec: &Spec) -> Self {
+        let options = &spec.options;
+        Self {
+            queues: options.int("queues"),
+            by_rail: options.word("queue_order") == "by_rail",
+            separate_write: options.word("efa_publish") == "separate_write",
+            fabric: spec.fabric,
+        }
+    }
+
+    /// Default of one of [`QUEUES`], [`QUEUE_ORDER`] and [`EFA_PUBLISH`]. Source of the published ones: mKernel at
+    /// 610c6f8 and 0db10a5, `bench/run_2node.sh` and `bench/run.sh` (8 queue pairs, flags by writes of their own for
+    /// every kernel on EFA), `include/comm/internode/session_efa.h` (the first half of the queue pairs on one rail).
+    pub fn default_option(published: bool, name: &str) -> Value {
+        match name {
+            "queues" => Value::Int(if published { 8 } else { 4 }),
+            "queue_order" => Value::Word(if published { "by_rail" } else { "alternate" }),
+            "efa_publish" => Value::Word(if published { "separate_write" } else { "immediate" }),
+            _ => unreachable!("{name} is no option of puts"),
+        }
+    }
+
+    /// Queue of the put with this index. Queue q lies on rail q modulo the number of rails.
+    pub const fn queue(&self, index: u64) -> u16 {
+        let queue = index % self.queues;
+        let half = self.queues.div_ceil(2);
+        (if self.by_rail { queue % half * 2 + queue / half } else { queue }) as u16
+    }
+
+    /// How the put with this index is published.
+    pub const fn publish(&self, index: u64) -> Publish {
+        match self.fabric {
+            Fabric::IbRc => Publish::SameQueueWrite,
+            Fabric::EfaSrd if self.separate_write => Publish::SeparateWrite { queue: self.queue(index) },
+            Fabric::EfaSrd | Fabric::Loopback => Publish::Immediate,
+        }
     }
 }
 
@@ -338,6 +378,18 @@ pub(crate) const MAIN_LOOP: OptionSpec = OptionSpec {
 /// NIC queues.
 pub(crate) const QUEUES: OptionSpec =
     OptionSpec { name: "queues", doc: "NIC queues that puts rotate over.", values: Values::Int { min: 1, max: 64 } };
+/// Order of the queues over two rails, see [`Posting::queue`].
+pub(crate) const QUEUE_ORDER: OptionSpec = OptionSpec {
+    name: "queue_order",
+    doc: "With two rails: one put on either by turns, or half a round of the queues on one, then on the other.",
+    values: Values::Words(&["alternate", "by_rail"]),
+};
+/// What tells the receiver on EFA, see [`Publish`].
+pub(crate) const EFA_PUBLISH: OptionSpec = OptionSpec {
+    name: "efa_publish",
+    doc: "On efa-srd: an immediate, or a separate flag write that nothing orders after the data (a hazard).",
+    values: Values::Words(&["immediate", "separate_write"]),
+};
 
 /// Lead of the stores that open, see [`opening_order`].
 pub(crate) const OPEN_LEAD_TILES: OptionSpec = OptionSpec {
@@ -491,6 +543,21 @@ impl TileRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn half_a_round_of_queues_lies_on_one_rail() {
+        let posting = |queues, by_rail| Posting { queues, by_rail, separate_write: false, fabric: Fabric::EfaSrd };
+        let rails = |queues, by_rail| -> Vec<u16> {
+            (0..2 * queues).map(|index| posting(queues, by_rail).queue(index) % 2).collect()
+        };
+        assert_eq!(rails(4, false), [0, 1, 0, 1, 0, 1, 0, 1]);
+        assert_eq!(rails(4, true), [0, 0, 1, 1, 0, 0, 1, 1]);
+        for queues in 1..=64 {
+            let mut all: Vec<u16> = (0..queues).map(|index| posting(queues, true).queue(index)).collect();
+            all.sort_unstable();
+            assert!(all.iter().map(|&queue| u64::from(queue)).eq(0..queues), "each once: {all:?}");
+        }
+    }
 
     #[test]
     fn own_tiles_stand_the_lead_before_the_others_and_every_tile_once() {

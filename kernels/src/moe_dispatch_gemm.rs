@@ -22,15 +22,14 @@
 
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
-    BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
-    TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, publish, spec_text,
+    BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, Posting, Problem, ProblemKind, QUEUE_ORDER,
+    QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, spec_text,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::routing::{SplitMix64, Urn, torch_cuda_weights};
 use crate::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, DType, FamilyId, Flag, FlagFamily, Gate, GatherEntry, Launch, Op, Place,
-    Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, TableSlice, Task, TaskSource, TileOut, Wait,
-    WriteMode,
+    Region, Role, RoleKind, Schedule, Signal, Symmetry, TableSlice, Task, TaskSource, TileOut, Wait, WriteMode,
 };
 use smallvec::smallvec;
 
@@ -115,6 +114,8 @@ const OPTIONS: &[OptionSpec] = &[
         values: Values::Bool,
     },
     QUEUES,
+    QUEUE_ORDER,
+    EFA_PUBLISH,
     OptionSpec {
         name: "send_lanes",
         doc: "Warps of an inter_send CTA that post puts.",
@@ -161,7 +162,8 @@ impl Kernel for MoeDispatchGemm {
             "tile_m" => Value::Int(128),
             "tile_n" => Value::Int(256),
             "tile_k" => Value::Int(64),
-            "stages" | "queues" => Value::Int(4),
+            "stages" => Value::Int(4),
+            "queues" | "queue_order" | "efa_publish" => Posting::default_option(published, name),
             "drain" => Value::Word("overlap"),
             "main_loop" => pick("wait_each_step", "pipelined"),
             "routing" => pick("multinomial", "rotated"),
@@ -190,7 +192,7 @@ impl Kernel for MoeDispatchGemm {
             kernel: NAME.into(),
             cluster: spec.cluster,
             fabric: spec.fabric,
-            spec: spec_text(spec, &["gather_box_bytes=0"]),
+            spec: spec_text(spec, &["gather_box_bytes=0", "queue_order=alternate", "efa_publish=immediate"]),
             buffers: plan.buffers(),
             flags,
             launches: vec![plan.launch()],
@@ -321,7 +323,7 @@ struct Plan {
     local_tokens: u64,
     local_experts: u64,
     rule: TileRule,
-    publish: Publish,
+    posting: Posting,
     slice_tokens: u64,
     put_bytes: u64,
     /// Chunks of the local token buffer.
@@ -331,7 +333,6 @@ struct Plan {
     remote_passes: u64,
     ticket: bool,
     recycle: bool,
-    queues: u64,
     send_lanes: u32,
     in_flight_rows: u16,
     load_store_overlap: bool,
@@ -408,7 +409,7 @@ impl Plan {
             local_tokens,
             local_experts: experts / ranks,
             rule,
-            publish: publish(spec.fabric),
+            posting: Posting::new(spec),
             slice_tokens,
             put_bytes,
             chunks,
@@ -417,7 +418,6 @@ impl Plan {
             remote_passes: options.int("remote_passes"),
             ticket,
             recycle,
-            queues: options.int("queues"),
             send_lanes: options.int("send_lanes") as u32,
             in_flight_rows: options.int("in_flight_rows") as u16,
             load_store_overlap: options.flag("load_store_overlap"),
@@ -578,8 +578,8 @@ impl Plan {
                 sink(Task::new(Op::Put {
                     src: Region::contiguous(TOKENS, offset, 1, bytes),
                     dst: Place { at: At::node(to as u16), region: target },
-                    queue: (chunk % self.queues) as u16,
-                    publish: self.publish,
+                    queue: self.posting.queue(chunk),
+                    publish: self.posting.publish(chunk),
                     arrived: Flag { family: ARRIVED, slot: ((slot - 1) * self.chunks + chunk) as u32 },
                     sent: None,
                 }));

@@ -28,12 +28,13 @@
 
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
-    BuildError, Element, Expected, Kernel, Problem, ProblemKind, QUEUES, Slice, Spec, divides, fits_u32, lcm, publish,
+    BuildError, EFA_PUBLISH, Element, Expected, Kernel, Posting, Problem, ProblemKind, QUEUE_ORDER, QUEUES, Slice,
+    Spec, divides, fits_u32, lcm, spec_text,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
     At, Buffer, BufferId, BufferUse, Claim, CtaCount, DType, Engine, FamilyId, Flag, FlagFamily, Gate, Launch,
-    MainLoop, Op, Partial, Place, Publish, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, Wait,
+    MainLoop, Op, Partial, Place, Region, Role, RoleKind, Schedule, Signal, Symmetry, Task, TaskSource, Wait,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -116,6 +117,8 @@ const OPTIONS: &[OptionSpec] = &[
         values: Values::Bool,
     },
     QUEUES,
+    QUEUE_ORDER,
+    EFA_PUBLISH,
 ];
 
 impl Kernel for RingAttention {
@@ -147,7 +150,7 @@ impl Kernel for RingAttention {
             "copy_in_flight_bytes" => Value::Int(7 * 32_768),
             "recycle" => Value::Bool(true),
             "nvls" => Value::Bool(published),
-            "queues" => Value::Int(4),
+            "queues" | "queue_order" | "efa_publish" => Posting::default_option(published, name),
             _ => unreachable!("{NAME} lists no option {name}"),
         }
     }
@@ -166,7 +169,7 @@ impl Kernel for RingAttention {
             kernel: NAME.into(),
             cluster: spec.cluster,
             fabric: spec.fabric,
-            spec: format!("{};{}", spec.problem, spec.options),
+            spec: spec_text(spec, &["queue_order=alternate", "efa_publish=immediate"]),
             buffers,
             flags,
             launches,
@@ -277,8 +280,7 @@ struct Shape {
     copy_in_flight_bytes: u32,
     recycle: bool,
     nvls: bool,
-    queues: u64,
-    publish: Publish,
+    posting: Posting,
     true_ring: bool,
 }
 
@@ -318,8 +320,7 @@ impl Shape {
             copy_in_flight_bytes: options.int("copy_in_flight_bytes") as u32,
             recycle: options.flag("recycle"),
             nvls: options.flag("nvls"),
-            queues: options.int("queues"),
-            publish: publish(spec.fabric),
+            posting: Posting::new(spec),
             true_ring: options.word("ring") == "true_ring",
         })
     }
@@ -615,8 +616,8 @@ impl TrueRing {
                     let mut task = Task::new(Op::Put {
                         src: self.chunk(source, head, chunk),
                         dst: Place { at: At::node(1), region: self.chunk(target, head, chunk) },
-                        queue: (index % shape.queues) as u16,
-                        publish: shape.publish,
+                        queue: shape.posting.queue(index),
+                        publish: shape.posting.publish(index),
                         arrived: Flag { family: ARRIVED, slot: (use_ * self.all_chunks() + index) as u32 },
                         sent,
                     });
@@ -645,8 +646,8 @@ impl TrueRing {
                 Task::new(Op::Put {
                     src: Region::contiguous(LANDING, 0, 0, 0),
                     dst: Place { at: At::node(shape.nodes as u16 - 1), region: Region::contiguous(LANDING, 0, 0, 0) },
-                    queue: (head % shape.queues) as u16,
-                    publish: shape.publish,
+                    queue: shape.posting.queue(head),
+                    publish: shape.posting.publish(head),
                     arrived: Flag { family: NODE_CREDIT, slot: (use_ * shape.heads + head) as u32 },
                     sent: None,
                 })
@@ -805,8 +806,8 @@ impl Landing {
                     sink(Task::new(Op::Put {
                         src: self.chunk(buffer, 0, chunk),
                         dst: Place { at: At::node(to as u16), region: self.landing(sender, v, chunk) },
-                        queue: (chunk % self.shape.queues) as u16,
-                        publish: self.shape.publish,
+                        queue: self.shape.posting.queue(chunk),
+                        publish: self.shape.posting.publish(chunk),
                         arrived: Flag { family: LANDED, slot: self.landed_slot(sender, v, chunk) },
                         sent: None,
                     }));

@@ -184,7 +184,7 @@ fn the_checker_finds_nothing() {
         for set in [OptionSet::Published, OptionSet::Tilewire] {
             for routing in ["rotated", "uniform", "multinomial"] {
                 let mut options = small.to_vec();
-                options.push(("routing", routing));
+                options.extend([("routing", routing), ("efa_publish", "immediate")]);
                 let schedule = build(set, problem, nodes, gpus, &options);
                 let findings = check(&schedule, None);
                 assert!(findings.is_empty(), "{nodes}x{gpus} {} {routing}: {}", set.name(), findings[0]);

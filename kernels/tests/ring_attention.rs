@@ -154,7 +154,7 @@ fn the_checker_finds_nothing() {
 fn big_published_shapes_have_no_fatal_finding() {
     let cluster = Cluster { nodes: 2, gpus_per_node: 8 };
     for set in [OptionSet::Published, OptionSet::Tilewire] {
-        let schedule = build(set, published(3072, cluster), cluster, &[]);
+        let schedule = build(set, published(3072, cluster), cluster, &[("efa_publish", "immediate")]);
         let findings = check(&schedule, None);
         assert!(findings.is_empty(), "{}", findings[0]);
     }

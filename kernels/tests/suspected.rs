@@ -120,7 +120,7 @@ fn suspected() -> String {
         race(&published("gemm_rs", (2, 2), Fabric::EfaSrd), RaceKind::Writers, "staging"),
     );
     list.ask(
-        "gemm_ar on EFA: the flag is a write of its own and may be seen before the data",
+        "all on EFA, here gemm_ar: the flag is a write of its own and may be seen before the data",
         &check("gemm_ar"),
         race(&published("gemm_ar", (2, 2), Fabric::EfaSrd), RaceKind::PutLanding, "landing"),
     );

@@ -211,8 +211,13 @@ section! {
         egress_gbs,
         /// Ingress.
         ingress_gbs,
+        /// Share of them that is reached when a GPU exchanges with more than one other by reads, writes and adds of
+        /// its own. Multicast and a ring keep all of it.
+        many_peers_share,
         /// Link bytes that one byte of a remote atomic add occupies.
         add_link_bytes_per_byte,
+        /// Link bytes that one byte of an in-switch load (NVLS) occupies: four bytes a lane, as mKernel loads.
+        nvls_load_link_bytes_per_byte,
         /// What `drain = visible` waits beyond the write itself when the output leaves over NVLink, beside the writes of
         /// the other SMs.
         fence_ns,
@@ -299,7 +304,7 @@ section! {
         block_ns,
         /// Where launches are timed one by one, after a pause: what the host takes between its start event and the launch.
         isolated_us,
-        /// What one iteration of a published back-to-back loop costs beside its kernels.
+        /// What one iteration of a published loop costs beside its kernels.
         iteration_us,
     }
 }

@@ -41,6 +41,8 @@ pub enum Protocol {
         /// Launches are timed one by one, each after a pause: the clock starts before the host's work for the launch of the
         /// fused kernel, behind its helpers, on each rank by itself, and the largest time of any rank counts.
         isolated: bool,
+        /// The card waits for the host at every launch, for what `launch.iteration_us` says.
+        waits_for_host: bool,
         /// What is timed, and so how warm the card is.
         timed: Loop,
     },
@@ -274,12 +276,12 @@ impl Simulation {
         run.rank_ends[rank].saturating_sub(run.clock + late)
     }
 
-    /// What is added to every run's time, ps: what the host does between two launches of a back-to-back loop, or before an
-    /// isolated launch while its clock runs.
+    /// What is added to every run's time, ps: what the host does between two launches of a loop, or before an isolated
+    /// launch while its clock runs.
     pub(crate) fn added_ps(&self) -> u64 {
         match self.protocol {
             Protocol::Published { isolated: true, .. } => self.compiled.times.isolated,
-            Protocol::Published { stale_arrivals: true, .. } => self.compiled.times.iteration,
+            Protocol::Published { waits_for_host: true, .. } => self.compiled.times.iteration,
             Protocol::Fair | Protocol::Published { .. } => 0,
         }
     }

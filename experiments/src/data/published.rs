@@ -128,6 +128,8 @@ pub struct PublishedProtocol {
     pub stale_arrivals: bool,
     /// Launches are timed one by one.
     pub isolated: bool,
+    /// The card waits for the host at every launch of the loop.
+    pub waits_for_host: bool,
     /// Largest size that it was used for; none: all above.
     pub up_to: Option<u64>,
     /// Launches of the loop.
@@ -284,6 +286,7 @@ pub struct FitParameter {
 impl PublishedProtocol {
     /// The protocol as the simulator takes it.
     pub const fn simulated(&self) -> Protocol {
-        Protocol::Published { stale_arrivals: self.stale_arrivals, isolated: self.isolated, timed: self.timed }
+        let Self { stale_arrivals, isolated, waits_for_host, timed, .. } = *self;
+        Protocol::Published { stale_arrivals, isolated, waits_for_host, timed }
     }
 }

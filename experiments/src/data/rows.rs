@@ -98,19 +98,21 @@ pub(super) fn effective_splits(sheet: &Sheet) -> Result<Vec<EffectiveSplit>, Dat
 }
 
 pub(super) fn protocols(sheet: &Sheet) -> Result<Vec<PublishedProtocol>, DataError> {
-    let [kernel, system, up_to, stale, isolated, warm_up, launches, counts, nvls, note, source] = sheet.find([
-        "kernel",
-        "system",
-        "up_to_size",
-        "stale_arrivals",
-        "isolated",
-        "warm_up",
-        "launches",
-        "counts",
-        "nvls_in_baseline",
-        "note",
-        "source",
-    ])?;
+    let [kernel, system, up_to, stale, isolated, host, warm_up, launches, counts, nvls, note, source] =
+        sheet.find([
+            "kernel",
+            "system",
+            "up_to_size",
+            "stale_arrivals",
+            "isolated",
+            "waits_for_host",
+            "warm_up",
+            "launches",
+            "counts",
+            "nvls_in_baseline",
+            "note",
+            "source",
+        ])?;
     let mut protocols = Vec::with_capacity(sheet.rows.len());
     for row in &sheet.rows {
         let cell = |column| sheet.cell(row, column);
@@ -120,6 +122,7 @@ pub(super) fn protocols(sheet: &Sheet) -> Result<Vec<PublishedProtocol>, DataErr
             system: System::exactly(name.text).ok_or_else(|| name.refuse(System::ALL.map(System::name).join(", ")))?,
             stale_arrivals: cell(stale).required("true or false", |_| true)?,
             isolated: cell(isolated).required("true or false", |_| true)?,
+            waits_for_host: cell(host).required("true or false", |_| true)?,
             up_to: cell(up_to).optional("a whole number of 1 or more, or nothing", |&size: &u64| size > 0)?,
             timed: Loop {
                 warm_up: cell(warm_up).required("a whole number", |_| true)?,

@@ -137,6 +137,7 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("measured/h200-moves-2026-11-30.csv", 96),
         ("measured/h200-phases-2026-11-30.csv", 208),
         ("measured/h200-phases-predicted-2026-11-30.csv", 208),
+        ("measured/h200-pushes-2026-11-30.csv", 44),
         ("measured/h200-readings-2026-11-30.csv", 126),
         ("measured/h200-timelines-2026-11-30.csv", 10),
         ("measured/nvlink-calibration-2026-11-29.csv", 698),
@@ -154,8 +155,8 @@ fn every_csv_is_the_one_its_provenance_describes() {
         ("published/collectives.csv", 255),
         ("published/effective_splits.csv", 71),
         ("published/figures.csv", 628),
-        ("published/fit_parameters.csv", 6),
-        ("published/fit_rows.csv", 9),
+        ("published/fit_parameters.csv", 5),
+        ("published/fit_rows.csv", 8),
         ("published/kernels_single_gpu.csv", 69),
         ("published/left_out.csv", 42),
         ("published/links.csv", 119),
@@ -241,7 +242,10 @@ fn judged_rows_have_splits_and_protocols() {
     }
     let rs = data.protocol("gemm_rs", System::MKernel, 8192).expect("there");
     let timed = Loop { warm_up: 0, launches: 10, median: true };
-    assert_eq!(rs.simulated(), Protocol::Published { stale_arrivals: false, isolated: true, timed });
+    assert_eq!(
+        rs.simulated(),
+        Protocol::Published { stale_arrivals: false, isolated: true, waits_for_host: false, timed }
+    );
     assert!(data.protocol("gemm_rs", System::Fa2Nccl, 8192).is_err());
     let launches = |tokens| data.protocol("moe_dispatch_gemm", System::MKernel, tokens).expect("there").timed.launches;
     assert_eq!([8192, 16_384, 16_385, 65_536, 65_537].map(launches), [64, 64, 32, 32, 24]);

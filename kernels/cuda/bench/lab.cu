@@ -561,6 +561,82 @@ static void gathers() {
   }
 }
 
+static double now_us() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1e6 + t.tv_nsec * 1e-3;
+}
+
+// Commands pushed to the host by some CTAs, alone, beside CTAs that poll the host's memory, and beside a GEMM that adds its
+// output, as mKernel's gemm_rs runs: what one push takes and of what. A thread of the host takes the commands.
+static void pushes() {
+  const uint64_t slots = 1 << 12;
+  const uint32_t count = 256, smem = kFullSmem - 1024;
+  volatile uint64_t* ring;
+  volatile uint64_t* tail;
+  uint32_t *words, *bits, *marks, *ended;
+  unsigned long long* head;
+  uint64_t* room;
+  PushStats* out;
+  CHECK(cudaHostAlloc((void**)&ring, slots * 32, cudaHostAllocMapped));
+  CHECK(cudaHostAlloc((void**)&tail, 64, cudaHostAllocMapped));
+  CHECK(cudaHostAlloc((void**)&words, 132 * 64, cudaHostAllocMapped));
+  CHECK(cudaMalloc(&bits, 132 * 128)); CHECK(cudaMalloc(&marks, 132 * count * 4)); CHECK(cudaMalloc(&ended, 4));
+  CHECK(cudaMalloc(&head, 8)); CHECK(cudaMalloc(&room, 8)); CHECK(cudaMalloc(&out, 132 * sizeof(PushStats)));
+  CHECK(cudaMemset(bits, 0, 132 * 128));
+  CHECK(cudaFuncSetAttribute((void*)push_commands, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+  cudaStream_t one, two;
+  CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
+  CHECK(cudaStreamCreateWithFlags(&two, cudaStreamNonBlocking));
+  memset((void*)words, 0, 132 * 64);
+  struct Mix { int pushers, pollers, gemm; };
+  for (int turn = 0; turn < 2; ++turn)
+    for (Mix x : {Mix{1, 0, 0}, Mix{4, 0, 0}, Mix{6, 0, 0}, Mix{10, 0, 0}, Mix{4, 8, 0}, Mix{1, 0, 120}, Mix{4, 0, 120}, Mix{4, 8, 120},
+                  Mix{6, 8, 118}, Mix{4, 32, 0}, Mix{4, 64, 0}, Mix{1, 128, 0}, Mix{4, 128, 0}, Mix{6, 126, 0}}) {
+      std::vector<double> part[7], polled, mhz;
+      for (int rep = 0; rep < 5; ++rep) {
+        memset((void*)ring, 0, slots * 32);
+        *tail = 0;
+        CHECK(cudaMemset(head, 0, 8)); CHECK(cudaMemset(room, 0, 8)); CHECK(cudaMemset(ended, 0, 4));
+        CHECK(cudaDeviceSynchronize());
+        Run r("gemm_w_s_add", 16384, 16384, 1024, std::max(x.gemm, 1), 1);
+        r.stream = one;
+        if (x.gemm) for (int i = 0; i < 12; ++i) r.launch(i);
+        uint32_t pushers = x.pushers, n = count;
+        uint64_t depth = slots;
+        void* args[] = {&pushers, &n, (void*)&ring, &depth, &head, (void*)&tail, &room, &bits, &marks, &words, &ended, &out};
+        CHECK(cudaLaunchKernel((void*)push_commands, dim3(x.pushers + x.pollers), dim3(384), args, smem, two));
+        const uint64_t all = uint64_t(x.pushers) * count;
+        const double begin = now_us();
+        for (uint64_t taken = 0; taken < all && now_us() - begin < 2e6; ++taken) {
+          volatile uint64_t* at = ring + taken % slots * 4;
+          while (__atomic_load_n(at, __ATOMIC_ACQUIRE) == 0 && now_us() - begin < 2e6) {}
+          __atomic_store_n(at, 0, __ATOMIC_RELEASE);
+          *tail = taken + 1;
+        }
+        CHECK(cudaDeviceSynchronize());
+        std::vector<PushStats> h(132);
+        CHECK(cudaMemcpy(h.data(), out, (x.pushers + x.pollers) * sizeof(PushStats), cudaMemcpyDeviceToHost));
+        for (int i = 0; i < x.pushers + x.pollers; ++i) {
+          const PushStats& s = h[i];
+          const double rate = double(s.cycles) / double(s.end_ns - s.begin_ns), each = 1e-3 / rate / double(s.count);
+          if (i >= x.pushers) { polled.push_back(s.find * each); continue; }
+          const uint64_t parts[] = {s.cycles, s.find, s.mark, s.fence, s.claim, s.write};
+          for (int p = 0; p < 6; ++p) part[p].push_back(parts[p] * each);
+          mhz.push_back(rate * 1e3);
+        }
+      }
+      printf("push: %2d CTAs, %3d poll the host, GEMM on %3d: %.2f us (find %.2f mark %.2f fence %.2f claim %.2f write %.2f); a poll %.2f us; %.0f MHz\n",
+             x.pushers, x.pollers, x.gemm, median(part[0]), median(part[1]), median(part[2]), median(part[3]), median(part[4]), median(part[5]),
+             polled.empty() ? 0.0 : median(polled), median(mhz));
+      char how[64];
+      snprintf(how, sizeof how, "ctas=%d polling=%d gemm_ctas=%d", x.pushers, x.pollers, x.gemm);
+      raw("push,%s,%.3f,us,find %.3f mark %.3f fence %.3f claim %.3f write %.3f; %.0f MHz\n", how, median(part[0]), median(part[1]), median(part[2]),
+          median(part[3]), median(part[4]), median(part[5]), median(mhz));
+      if (x.pollers) raw("host_poll,%s,%.3f,us,%.0f MHz\n", how, median(polled), median(mhz));
+    }
+}
+
 static void launch_costs() {
   CHECK(cudaFuncSetAttribute((void*)probe_empty, cudaFuncAttributeMaxDynamicSharedMemorySize, kFullSmem));
   uint32_t* words;
@@ -952,6 +1028,7 @@ int main(int argc, char** argv) {
   if (cmd == "interference") { setup(1ull << 30); for (auto& n : list(2)) for (int c : numbers(3)) { interference(n, c, 8192, 4); interference(n, c, 512, 40); } return 0; }
   if (cmd == "moves") { setup(64ull << 20); copies_and_reductions(); return 0; }
   if (cmd == "gathers") { setup(1ull << 30); gathers(); return 0; }
+  if (cmd == "pushes") { setup(1ull << 30); pushes(); return 0; }
   if (cmd == "mixes") { setup(64ull << 20); mixes(); return 0; }
   if (cmd == "launch") { setup(64ull << 20); launch_costs(); return 0; }
   fprintf(stderr, "usage: lab check|ctas|k|paired|interference|moves|mixes|launch ...\n");

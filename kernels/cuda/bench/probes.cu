@@ -128,6 +128,65 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   probe_record(stats, begin, c0, u64(slices) * kLanes * boxes * kBoxBytes);
 }
 
+// Commands pushed into a ring in the host's memory, by one thread of each of the first `pushers` CTAs, with what mKernel's
+// senders do around it: find a bit and clear it, mark the chunk, fence, claim a slot, look whether there is room, write 32
+// bytes of which the first word is a release. The other CTAs poll one word of the host each, as its reducers do: 64 times
+// without a pause, then with one of 100 ns. Cycles of each part are summed.
+struct PushStats {
+  u64 begin_ns, end_ns, cycles, find, mark, fence, claim, write, count;
+};
+DEVICE u32 poll_host(const u32* word) {
+  u32 v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
+  return v;
+}
+extern "C" __global__ void __launch_bounds__(384, 1)
+    push_commands(u32 pushers, u32 count, u64* ring, u64 slots, unsigned long long* head, const volatile u64* tail, volatile u64* room,
+                  u32* bits, u32* marks, const u32* host_words, u32* ended, PushStats* stats) {
+  PushStats sum = {globaltimer_ns(), 0, clock_cycles(), 0, 0, 0, 0, 0, 0};
+  const u64 begin = sum.cycles;
+  if (blockIdx.x < pushers) {
+    u32* mine = bits + blockIdx.x * 32;
+    for (u32 i = 0; i < count; ++i) {
+      if (threadIdx.x == 0) {
+        const u64 t0 = clock_cycles();
+        const u32 old = flag_read_acquire(mine);
+        if (atomicCAS(mine, old, old ^ 1) != old) __trap();  // Nobody else writes it; the branch waits for the answer.
+        const u64 t1 = clock_cycles();
+        flag_store_release(marks + blockIdx.x * count + i, 1);
+        const u64 t2 = clock_cycles();
+        __threadfence();
+        const u64 t3 = clock_cycles();
+        const u64 slot = atomicAdd(head, 1ull);
+        while (slot >= slots + *room && clock_cycles() - begin < kWatchdogCycles) *room = *tail;
+        const u64 t4 = clock_cycles();
+        u64* at = ring + slot % slots * 4;
+        for (u32 w = 1; w < 4; ++w) asm volatile("st.global.u64 [%0], %1;" ::"l"(at + w), "l"(slot) : "memory");
+        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(slot + 1) : "memory");
+        const u64 t5 = clock_cycles();
+        sum.find += t1 - t0; sum.mark += t2 - t1; sum.fence += t3 - t2; sum.claim += t4 - t3; sum.write += t5 - t4;
+      }
+      __syncthreads();
+    }
+    sum.count = count;
+    if (threadIdx.x == 0) flag_add_release(ended, 1);
+  } else if (threadIdx.x == 0) {
+    const u32* word = host_words + blockIdx.x * 16;
+    while (clock_cycles() - begin < kWatchdogCycles) {
+      const u64 t0 = clock_cycles();
+      if (poll_host(word) != 0) break;  // Nobody writes it; the branch waits for the answer.
+      sum.find += clock_cycles() - t0;
+      if (++sum.count > 64) __nanosleep(100);
+      if (sum.count % 8 == 0 && flag_read_acquire(ended) >= pushers) break;
+    }
+  }
+  if (threadIdx.x == 0) {
+    sum.end_ns = globaltimer_ns();
+    sum.cycles = clock_cycles() - begin;
+    stats[blockIdx.x] = sum;
+  }
+}
+
 // Every chunk is loaded, every `reads_per_write`-th also stored; 0: nothing is loaded, every chunk is stored. Twelve chunks
 // are in flight, at most four of them still read by stores.
 extern "C" __global__ void __launch_bounds__(32, 1)

@@ -104,7 +104,9 @@ case $run in
     --log-file "$out/ncu.csv" "$lab" one $profiled ;;
 11) # rows by boxes, alone and beside a product
   lab gathers ;;
+12) # commands pushed to the host, alone, beside CTAs that poll it, beside a product
+  lab pushes ;;
 *)
-  echo "run.sh: runs are 1 to 7 and 9 to 11" >&2
+  echo "run.sh: runs are 1 to 7 and 9 to 12" >&2
   exit 2 ;;
 esac 2>&1 | tee "$out/log$run.txt"

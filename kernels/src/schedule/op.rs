@@ -56,7 +56,7 @@ pub enum Publish {
     SameQueueWrite,
     /// An immediate that the receiver's proxy turns into the flag.
     Immediate,
-    /// A write on another queue, ordered with nothing (published `gemm_ar` on EFA).
+    /// A write of its own, which an unordered fabric may deliver before the data (published kernels on EFA).
     SeparateWrite {
         /// The queue of the flag write.
         queue: u16,

@@ -80,7 +80,8 @@ fn every_variant_is_sound() {
     for case in variants("ag_gemm", Fabric::EfaSrd) {
         let schedule = case.build();
         check_symmetry(&schedule);
-        check_findings(&schedule, false);
+        // Words of their own in the published set.
+        check_findings(&schedule, case.set == Published);
     }
 }
 

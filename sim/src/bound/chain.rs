@@ -426,6 +426,7 @@ impl<'a> Forward<'a> {
         let times = &self.c.times;
         match publish {
             PublishC::Nic => times.flag_nic.max(1),
+            PublishC::NicToHost => times.flag_in_host.max(1),
             PublishC::Proxy => times.completion + times.flag_host.max(1),
         }
     }

@@ -2,10 +2,11 @@
 
 use super::hash::FastMap;
 use super::key::{CostKey, Where};
-use super::loads::{Loads, add_demand, rounds};
+use super::loads::{Loads, Peers, add_demand, rounds};
 use super::units::{loop_name, ps_from_ns, rate, spread, transfer};
 use super::{Cost, CostRecord, Demand, Flow, NONE, ResourceKind, Work};
 use crate::machine::{Machine, PeerPath};
+use std::cell::Cell;
 use std::collections::HashMap;
 use tilewire_kernels::schedule::{At, Claim, Drain, Engine};
 use tilewire_kernels::{Cluster, Offset};
@@ -16,6 +17,8 @@ pub(super) struct Compiler<'a> {
     pub fold_nodes: bool,
     pub fold_gpus: bool,
     pub rails: u32,
+    /// Whom the rank reaches over NVLink but by multicast.
+    pub peers: Cell<Peers>,
     pub classes: Vec<Vec<Demand>>,
     pub class_of: HashMap<Vec<Demand>, u32>,
     /// What each record is made from: the role, the key, the number of tasks of all ranks.
@@ -212,6 +215,7 @@ impl Compiler<'_> {
                     // Rows of one slice come from many GPUs; each neighbour serves an equal share.
                     loads.push((Offset::ME, ResourceKind::Ingress, remote_bytes));
                     for offset in self.node().skip(1) {
+                        self.reached(offset.dg);
                         loads.push((offset, ResourceKind::Egress, remote_bytes / peers));
                         loads.push((offset, ResourceKind::Hbm, remote_bytes / peers));
                     }

@@ -16,6 +16,16 @@ pub(super) fn add_demand(demands: &mut Vec<Demand>, at: Offset, kind: ResourceKi
     }
 }
 
+/// Whom a schedule's plain reads, writes and adds reach over NVLink.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Peers {
+    #[default]
+    None,
+    /// One GPU, this many ahead.
+    One(u16),
+    Many,
+}
+
 /// Bytes by resource while a flow's demands are gathered.
 pub(super) type Loads = SmallVec<[(Offset, ResourceKind, u64); 8]>;
 
@@ -62,6 +72,14 @@ impl Compiler<'_> {
         offset.dg != 0 && self.machine.peer_path == PeerPath::Nvlink
     }
 
+    pub(super) fn reached(&self, peer: u16) {
+        self.peers.set(match self.peers.get() {
+            Peers::None => Peers::One(peer),
+            Peers::One(one) if one == peer => Peers::One(one),
+            _ => Peers::Many,
+        });
+    }
+
     /// GPUs of the node, as offsets.
     pub(super) fn node(&self) -> impl Iterator<Item = Offset> + use<> {
         (0..self.cluster.gpus_per_node).map(Offset::local)
@@ -85,6 +103,7 @@ impl Compiler<'_> {
         match at {
             At::Offset(offset) => {
                 if self.over_nvlink(offset) {
+                    self.reached(offset.dg);
                     loads.push((Offset::ME, ResourceKind::Egress, link));
                     loads.push((offset, ResourceKind::Ingress, link));
                     loads.push((offset, ResourceKind::Hbm, memory));
@@ -108,6 +127,7 @@ impl Compiler<'_> {
         match at {
             At::Offset(offset) => {
                 if self.over_nvlink(offset) {
+                    self.reached(offset.dg);
                     loads.push((offset, ResourceKind::Egress, bytes));
                     loads.push((Offset::ME, ResourceKind::Ingress, bytes));
                     loads.push((offset, ResourceKind::Hbm, bytes));
@@ -117,9 +137,10 @@ impl Compiler<'_> {
             }
             At::AllLocal => {
                 // Every GPU is read; the switch sums and returns one stream.
-                loads.push((Offset::ME, ResourceKind::Ingress, bytes));
+                let link = (bytes as f64 * self.machine.nvlink.nvls_load_link_bytes_per_byte.value).round() as u64;
+                loads.push((Offset::ME, ResourceKind::Ingress, link));
                 for offset in self.node() {
-                    loads.push((offset, ResourceKind::Egress, bytes));
+                    loads.push((offset, ResourceKind::Egress, link));
                     loads.push((offset, ResourceKind::Hbm, bytes));
                 }
             }

@@ -33,6 +33,7 @@ use hash::FastMap;
 use isolated::before_clock;
 use rank::{account, compile_rank, set_countdowns};
 use resource::{capacities, droop};
+use std::cell::Cell;
 use std::collections::HashMap;
 use tilewire_kernels::schedule::side_by_side;
 use tilewire_kernels::{Cluster, Rank, RoleKind, Schedule};
@@ -135,6 +136,7 @@ impl Compiled {
             fold_nodes,
             fold_gpus,
             rails,
+            peers: Cell::default(),
             classes: Vec::new(),
             class_of: HashMap::new(),
             keys: Vec::new(),
@@ -210,7 +212,7 @@ impl Compiled {
             dropped,
             raisers,
             times: Times::new(machine),
-            capacities: capacities(machine, config.clock),
+            capacities: capacities(machine, config.clock, compiler.peers.get()),
             stale_arrivals,
             power: (machine.power_limit == PowerLimit::Average).then(|| {
                 let (knee, fixed) = droop(machine, config.clock);

@@ -162,8 +162,10 @@ pub struct PutC {
 /// Publish mode without its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishC {
-    /// The NIC writes the flag.
+    /// The NIC writes the flag into the GPU's memory, behind the data.
     Nic,
+    /// The NIC writes the flag into the host's memory, where the waiter polls it.
+    NicToHost,
     /// The receiver's proxy raises the flag.
     Proxy,
 }

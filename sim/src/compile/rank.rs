@@ -104,7 +104,8 @@ pub(super) fn compile_rank(
                         queue: *queue,
                         publish: match publish {
                             Publish::Immediate => PublishC::Proxy,
-                            Publish::SameQueueWrite | Publish::SeparateWrite { .. } => PublishC::Nic,
+                            Publish::SameQueueWrite => PublishC::Nic,
+                            Publish::SeparateWrite { .. } => PublishC::NicToHost,
                         },
                         flow,
                         arrived: flag(*arrived),

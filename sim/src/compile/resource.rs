@@ -1,5 +1,6 @@
 //! What ranks share: resources and how much of each there is.
 
+use super::loads::Peers;
 use super::units::rate;
 use crate::machine::{Machine, PowerLimit};
 use crate::predict::Clock;
@@ -59,7 +60,7 @@ pub(super) const fn droop(machine: &Machine, clock: Clock) -> (f64, f64) {
     }
 }
 
-pub(super) fn capacities(machine: &Machine, clock: Clock) -> Vec<(u64, u64)> {
+pub(super) fn capacities(machine: &Machine, clock: Clock, peers: Peers) -> Vec<(u64, u64)> {
     let rails = machine.nic.rails.value as u32;
     let mut capacities = vec![(0, 0); ResourceKind::count(rails) as usize];
     let mut set = |kind: ResourceKind, value| capacities[kind.index(rails) as usize] = value;
@@ -74,8 +75,9 @@ pub(super) fn capacities(machine: &Machine, clock: Clock) -> Vec<(u64, u64)> {
             PowerLimit::Average => (u64::MAX / 4, 0),
         },
     );
-    set(ResourceKind::Egress, (rate(machine.nvlink.egress_gbs.value), 0));
-    set(ResourceKind::Ingress, (rate(machine.nvlink.ingress_gbs.value), 0));
+    let share = if peers == Peers::Many { machine.nvlink.many_peers_share.value } else { 1.0 };
+    set(ResourceKind::Egress, (rate(machine.nvlink.egress_gbs.value * share), 0));
+    set(ResourceKind::Ingress, (rate(machine.nvlink.ingress_gbs.value * share), 0));
     set(ResourceKind::PcieOut, (rate(machine.nic.pcie_gbs.value), 0));
     set(ResourceKind::PcieIn, (rate(machine.nic.pcie_gbs.value), 0));
     for rail in 0..rails as u8 {

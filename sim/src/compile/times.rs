@@ -46,9 +46,11 @@ pub struct Times {
     pub ahead_steps: u64,
     /// What a flag that a step waits for costs a tile.
     pub step_flag: u64,
-    /// NIC-written flag.
+    /// Flag that the NIC wrote into the GPU's memory.
     pub flag_nic: u64,
-    /// Host flag until the waiter sees it.
+    /// Word in the host's memory until a GPU that polls it sees it.
+    pub flag_in_host: u64,
+    /// Flag that a proxy raises until the waiter sees it: republished in the GPU's memory.
     pub flag_host: u64,
     /// CTA's time to push a command.
     pub push: u64,
@@ -68,13 +70,13 @@ pub struct Times {
     pub network: u64,
     /// Data in memory until the sender sees the completion.
     pub ack: u64,
-    /// In order per queue: one active message per queue.
+    /// Messages of a queue arrive in the order in which they left.
     pub ordered: bool,
     /// Launch command to first CTA.
     pub launch: u64,
     /// Dependent launch.
     pub dependent: u64,
-    /// Cost of an iteration of a back-to-back loop.
+    /// Cost of an iteration of a loop.
     pub iteration: u64,
     /// What the host takes before an isolated launch, while its clock runs: on every rank, so that nobody waits for it.
     pub isolated: u64,
@@ -98,6 +100,7 @@ impl Times {
             ahead_steps: machine.interpreter.as_ref().map_or(0, |i| i.store_steps.value as u64 / 2),
             step_flag: machine.interpreter.as_ref().map_or(0, |i| ps_from_ns(i.step_flag_ns.value)),
             flag_nic: ps_from_ns(flags.nic_ns.value),
+            flag_in_host: ps_from_ns(flags.host_ns.value),
             flag_host: ps_from_ns(flags.host_ns.value + flags.republish_ns.value),
             push: ps_from_ns(proxy.push_ns.value),
             fifo: ps_from_ns(proxy.fifo_latency_ns.value),

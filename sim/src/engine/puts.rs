@@ -30,7 +30,7 @@ struct Queue {
     in_flight: u32,
     /// Posted commands above the cap.
     backlog: VecDeque<u32>,
-    /// In flight behind the active message of an ordered queue.
+    /// In flight behind the active message: a queue sends one after the other, also where they may arrive in any order.
     waiting: VecDeque<u32>,
     active: bool,
     last_landed: u64,
@@ -163,10 +163,10 @@ impl<'a> Engine<'a> {
         self.s.flags.add(&mut self.s.timers, h.rank, flag, 1, visible);
     }
 
-    /// Gives a message to the wire, behind the active one of its queue where the fabric keeps order.
+    /// Gives a message to the wire, behind the active one of its queue.
     fn post(&mut self, h: &Here<'a>, own: &mut RankState, queue: usize, put: u32) {
         let state = &mut own.proxy.queues[queue];
-        if self.c.times.ordered && state.active {
+        if state.active {
             state.waiting.push_back(put);
             return;
         }
@@ -179,24 +179,26 @@ impl<'a> Engine<'a> {
     pub(super) fn message_ended(&mut self, h: &Here<'a>, own: &mut RankState, put: u32) {
         let p = &h.program.puts[put as usize];
         let mut landed = self.s.timers.now + self.network_latency(own, self.c.times.network);
+        let queue = usize::from(p.queue);
+        let state = &mut own.proxy.queues[queue];
         if self.c.times.ordered {
-            let queue = usize::from(p.queue);
-            let state = &mut own.proxy.queues[queue];
             // Noise does not let a message overtake the one before it.
             landed = landed.max(state.last_landed);
             state.last_landed = landed;
-            state.active = false;
-            if let Some(next) = state.waiting.pop_front() {
-                self.post(h, own, queue, next);
-            }
+        }
+        state.active = false;
+        if let Some(next) = state.waiting.pop_front() {
+            self.post(h, own, queue, next);
         }
         let folded = self.c.folded;
         let target = folded.number(folded.at(self.c.ranks[h.rank], Offset { dn: p.dn, dg: p.dg }));
         self.out.rank_ends[target] = self.out.rank_ends[target].max(landed);
         match p.publish {
-            PublishC::Nic => {
+            PublishC::Nic | PublishC::NicToHost => {
                 if !self.c.stale_arrivals {
-                    let visible = landed + self.flag_latency(own, self.c.times.flag_nic);
+                    let times = &self.c.times;
+                    let seen = if p.publish == PublishC::Nic { times.flag_nic } else { times.flag_in_host };
+                    let visible = landed + self.flag_latency(own, seen);
                     self.s.flags.add(&mut self.s.timers, target, p.arrived, 1, visible);
                 }
             }

@@ -258,6 +258,17 @@ fn a_flag_that_is_written_by_itself_is_a_message_of_its_own() {
 }
 
 #[test]
+fn a_flag_that_is_written_by_itself_is_polled_in_the_memory_of_the_host() {
+    let roles = vec![role(RoleKind::InterSend, Claim::Strided), role(RoleKind::InterReduce, Claim::Strided)];
+    let toy = Toy::on(cluster(2, 1), roles).fabric(Fabric::EfaSrd).symmetric().tasks(|_, _, role| match role {
+        0 => vec![put(250_000, 1, 0, Publish::SeparateWrite { queue: 0 }, 0, None)],
+        _ => vec![sync().wait(wait(0))],
+    });
+    // Landed at 26.5 us; a GPU sees a word of its host 1.5 us later.
+    assert_eq!(simulate(&toy, &round_machine(Fabric::EfaSrd), split(0, 0, 1, 1)).end, 28 * US);
+}
+
+#[test]
 fn a_put_that_nobody_waits_for_still_ends_the_run() {
     let toy = Toy::on(cluster(2, 1), vec![role(RoleKind::InterSend, Claim::Strided)])
         .symmetric()
@@ -281,6 +292,26 @@ fn puts_of_a_queue_are_in_order_and_those_of_others_share_the_rail() {
     // rail from 7.3 us on, the first ends at 25.5 and the second at 26.5 us: the last byte leaves at the same time.
     for (fabric, queues) in [(Fabric::IbRc, 1), (Fabric::IbRc, 2), (Fabric::EfaSrd, 1), (Fabric::EfaSrd, 2)] {
         assert_eq!(run(fabric, queues), 36_500 * NS, "{fabric} {queues}");
+    }
+}
+
+#[test]
+fn a_queue_sends_one_message_after_the_other_on_either_fabric() {
+    let first = |fabric, queues: u16| {
+        let roles = vec![role(RoleKind::InterSend, Claim::Strided), role(RoleKind::InterReduce, Claim::Strided)];
+        let toy = Toy::on(cluster(2, 1), roles).fabric(fabric).tasks(move |rank, _, role| match (rank.node, role) {
+            (0, 0) => (0..2).map(|i| put(250_000, 1, i % queues, publish(fabric), u32::from(i), None)).collect(),
+            (1, 1) => vec![sync().wait(wait(0))],
+            _ => vec![sync()],
+        });
+        let run = simulate(&toy, &round_machine(fabric), split(0, 0, 1, 1));
+        run.timeline.iter().filter(|task| task.rank == 1).map(|task| task.end).max().expect("tasks")
+    };
+    // As above. The first leaves its queue at 16.4 us; beside another queue at 6.3 + 1 + 2 x 9.1 = 25.5 us. Then 10 us of
+    // network, and the NIC's flag 0.6 us, or the proxy's 0.4 + 2 us.
+    for (fabric, flag) in [(Fabric::IbRc, 600 * NS), (Fabric::EfaSrd, 2_400 * NS)] {
+        assert_eq!(first(fabric, 1), 26_400 * NS + flag, "{fabric}");
+        assert!(first(fabric, 2).abs_diff(35_500 * NS + flag) < 100, "{fabric}: {}", first(fabric, 2));
     }
 }
 
@@ -323,6 +354,31 @@ fn shared_bandwidth_is_shared() {
     let expected = ((21 * u128::from(US)) << 32).div_ceil(theta) as u64;
     assert_eq!(simulate(&toy, &machine, split(2, 0, 0, 0)).end, 3 * US + expected);
     assert!(expected.abs_diff(40 * US) < 100, "4 MB at 100 GB/s: {expected}");
+}
+
+#[test]
+fn links_carry_less_between_many_gpus_than_between_two() {
+    let machine = with(ib(), &[("nvlink.egress_gbs", 10.0), ("nvlink.many_peers_share", 0.8)]);
+    let end = |targets: [At; 2]| {
+        let toy = Toy::node(3, vec![compute()])
+            .tasks(move |_, _, _| targets.iter().map(|&at| copy(At::ME, at, 1_000_000)).collect());
+        simulate(&toy, &machine, split(2, 0, 0, 0)).end
+    };
+    // 2 MB leave every GPU at 10 GB/s, or at 8.
+    let (one, many) = (end([At::local(1); 2]), end([At::local(1), At::local(2)]));
+    assert!(one.abs_diff(203 * US) < 1_000 && many.abs_diff(253 * US) < 1_000, "{one} {many}");
+}
+
+#[test]
+fn loads_in_the_switch_take_their_factor_of_the_links() {
+    let end = |factor| {
+        let machine = with(ib(), &[("nvlink.egress_gbs", 10.0), ("nvlink.nvls_load_link_bytes_per_byte", factor)]);
+        let toy =
+            Toy::node(2, vec![compute()]).tasks(|_, _, _| vec![reduce(&[At::AllLocal], &[At::ME], 500_000, 500_000)]);
+        simulate(&toy, &machine, split(1, 0, 0, 0)).end
+    };
+    // Every GPU is read by both: 1 MB at 10 GB/s, and 1.6 times that.
+    assert!(end(1.0).abs_diff(103 * US) < 1_000 && end(1.6).abs_diff(163 * US) < 1_000, "{} {}", end(1.0), end(1.6));
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn share(protocol: Protocol, ms: u64) -> u32 {
 
 fn looped(warm_up: u32, launches: u32, median: bool) -> Protocol {
     let timed = Loop { warm_up, launches, median };
-    Protocol::Published { stale_arrivals: true, isolated: false, timed }
+    Protocol::Published { stale_arrivals: true, isolated: false, waits_for_host: true, timed }
 }
 
 #[test]

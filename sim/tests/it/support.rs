@@ -17,9 +17,11 @@ pub const NS: u64 = 1_000;
 pub const US: u64 = 1_000_000;
 
 /// Launches timed one by one.
-pub const ISOLATED: Protocol = Protocol::Published { stale_arrivals: false, isolated: true, timed: TIMED };
+pub const ISOLATED: Protocol =
+    Protocol::Published { stale_arrivals: false, isolated: true, waits_for_host: false, timed: TIMED };
 /// Launches back to back, whose arrivals are met from the second one on.
-pub const LOOPED: Protocol = Protocol::Published { stale_arrivals: true, isolated: false, timed: TIMED };
+pub const LOOPED: Protocol =
+    Protocol::Published { stale_arrivals: true, isolated: false, waits_for_host: true, timed: TIMED };
 const TIMED: Loop = Loop { warm_up: 0, launches: 8, median: true };
 
 /// Shared resources are wide enough to hold nobody back; a test narrows those that it is about.
@@ -71,7 +73,9 @@ const ROUND: &[(&str, &[(&str, f64)])] = &[
         &[
             ("egress_gbs", WIDE),
             ("ingress_gbs", WIDE),
+            ("many_peers_share", 1.0),
             ("add_link_bytes_per_byte", 1.0),
+            ("nvls_load_link_bytes_per_byte", 1.0),
             ("fence_ns", 0.0),
             ("notice_ns", 0.0),
             ("domain_gpus", 72.0),

@@ -138,7 +138,7 @@ fn chains_bound_random_layers_and_are_exact_where_nothing_is_scarce() {
 #[test]
 fn the_search_over_a_mixed_loop_beats_every_split_and_its_bound_none() {
     let timed = Loop { warm_up: 0, launches: 8, median: false };
-    let protocol = Protocol::Published { stale_arrivals: true, isolated: false, timed };
+    let protocol = Protocol::Published { stale_arrivals: true, isolated: false, waits_for_host: true, timed };
     let mut mixed = 0;
     for cold_ms in [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0] {
         let droop = [("gpu.sms", 12.0), ("gpu.cold_ms", cold_ms), ("gpu.droop_knee_tflops", 2.0)];
