@@ -334,7 +334,7 @@ impl<'a> Engine<'a> {
                 self.s.timers.next_round(&mut round);
             }
             let timers = &mut self.s.timers;
-            self.s.sharing.solve(timers.now, |rank| timers.mark_stale(rank as usize));
+            self.s.sharing.solve(timers.now, |rank| timers.move_ends(rank as usize));
             self.s.timers.refresh(&self.s.sharing);
             if self.timeline {
                 self.sample_carried();

@@ -110,6 +110,8 @@ pub(super) struct Timers {
     /// Ranks whose next event may have moved.
     stale: Vec<u32>,
     is_stale: Vec<bool>,
+    /// Ranks whose flows end at another time than before.
+    ends_moved: Vec<bool>,
     next_round: Vec<u32>,
     in_round: Vec<bool>,
 }
@@ -125,6 +127,8 @@ impl Timers {
         self.stale.clear();
         self.is_stale.clear();
         self.is_stale.resize(ranks, false);
+        self.ends_moved.clear();
+        self.ends_moved.resize(ranks, false);
         self.next_round.clear();
         self.in_round.clear();
         self.in_round.resize(ranks, false);
@@ -185,6 +189,12 @@ impl Timers {
         }
     }
 
+    /// The first end of a rank's flows has moved.
+    pub fn move_ends(&mut self, rank: usize) {
+        self.ends_moved[rank] = true;
+        self.mark_stale(rank);
+    }
+
     /// Moves to the time of the next event and collects the ranks that have one then; false when none is left.
     pub fn advance(&mut self, round: &mut Vec<u32>) -> bool {
         let next = self.tree.min();
@@ -217,7 +227,9 @@ impl Timers {
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
-            self.flows_end[rank] = sharing.next_end(rank as u32, self.now);
+            if std::mem::take(&mut self.ends_moved[rank]) {
+                self.flows_end[rank] = sharing.next_end(rank as u32);
+            }
             self.tree.set(rank, self.ranks[rank].next_time().min(self.flows_end[rank]));
         }
         self.stale.clear();
