@@ -148,11 +148,21 @@ impl Timers {
 
     /// Sets the timer of a worker that waits for its first loads.
     pub fn push_fill(&mut self, rank: usize, time: u64, worker: u32) {
+        let (word, set) = bit_of(worker);
+        self.push_fills(rank, time, word, set);
+    }
+
+    /// As [`Timers::push_fill`], for workers of a word.
+    pub fn push_fills(&mut self, rank: usize, time: u64, word: u32, mut workers: u64) {
         let fills = &mut self.ranks[rank].fills;
-        let (word, workers) = bit_of(worker);
         match fills.back_mut() {
             Some(last) if last.time == time && last.word == word => last.workers |= workers,
-            Some(last) if last.time > time => self.push(rank, time, kind::FILL, worker, 0),
+            Some(last) if last.time > time => {
+                while workers != 0 {
+                    self.push(rank, time, kind::FILL, word * 64 + workers.trailing_zeros(), 0);
+                    workers &= workers - 1;
+                }
+            }
             _ => {
                 fills.push_back(Fills { time, word, workers });
                 self.mark_stale(rank);
