@@ -122,15 +122,24 @@ impl<'a> Engine<'a> {
             worker.state = State::Store;
             worker.storing_task = worker.task;
             own.computing -= u32::from(std::mem::take(&mut worker.computing));
-            for signal in h.program.early_signals_of(task) {
-                self.raise_one(h, own, signal, 0);
-            }
             over |= left & left.wrapping_neg();
             left &= left - 1;
         }
         if over != 0 {
+            self.raise_early(h, own, word, over);
             self.flow(h, row.out, ended::OUT | word as u32, over);
         }
         over
+    }
+
+    /// Raises what workers of a word raise before they write.
+    fn raise_early(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, mut set: u64) {
+        while h.any_early && set != 0 {
+            let task = own.workers[word * 64 + set.trailing_zeros() as usize].task;
+            for signal in h.program.early_signals_of(&h.tasks[task as usize]) {
+                self.raise_one(h, own, signal, 0);
+            }
+            set &= set - 1;
+        }
     }
 }
