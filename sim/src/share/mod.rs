@@ -173,6 +173,9 @@ pub struct Sharing {
     /// Groups that have come since the last solution.
     fresh: Vec<u32>,
     visit: u32,
+    /// Resources that are solved together, and the groups that cross them.
+    alike: Vec<u32>,
+    found: Vec<u32>,
     component: Vec<Remainder>,
     pieces: Vec<Piece>,
     links: Vec<Link>,
