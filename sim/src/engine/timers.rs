@@ -46,8 +46,9 @@ struct Fills {
 }
 
 /// Timers of a rank, as numbers that sort by time, kind, `a`, then `b`.
-#[derive(Default)]
 struct RankTimers {
+    /// When the first of all but fills fires: asked for more often than it changes.
+    next: u64,
     queues: [VecDeque<u128>; 2],
     heap: BinaryHeap<Reverse<u128>>,
     /// Ends of waits for first loads, in order of their times only.
@@ -55,13 +56,22 @@ struct RankTimers {
 }
 
 impl RankTimers {
+    const NEW: Self = Self {
+        next: NEVER,
+        queues: [VecDeque::new(), VecDeque::new()],
+        heap: BinaryHeap::new(),
+        fills: VecDeque::new(),
+    };
+
     fn clear(&mut self) {
+        self.next = NEVER;
         self.queues.iter_mut().for_each(VecDeque::clear);
         self.heap.clear();
         self.fills.clear();
     }
 
     fn push(&mut self, key: u128) {
+        self.next = self.next.min((key >> 64) as u64);
         for queue in &mut self.queues {
             if queue.back().is_none_or(|&last| last <= key) {
                 queue.push_back(key);
@@ -86,17 +96,18 @@ impl RankTimers {
         (first.0 != u128::MAX).then_some(first)
     }
 
-    fn pop(&mut self, place: usize) {
+    fn pop(&mut self) -> Option<u128> {
+        let (key, place) = self.first()?;
         match self.queues.get_mut(place) {
             Some(queue) => drop(queue.pop_front()),
             None => drop(self.heap.pop()),
         }
+        self.next = self.first().map_or(NEVER, |(key, _)| (key >> 64) as u64);
+        Some(key)
     }
 
     fn next_time(&self) -> u64 {
-        let timer = self.first().map_or(NEVER, |(key, _)| (key >> 64) as u64);
-        let fill = self.fills.front().map_or(NEVER, |fills| fills.time);
-        timer.min(fill)
+        self.next.min(self.fills.front().map_or(NEVER, |fills| fills.time))
     }
 }
 
@@ -119,7 +130,7 @@ pub(super) struct Timers {
 impl Timers {
     pub fn reset(&mut self, ranks: usize) {
         self.now = 0;
-        self.ranks.resize_with(ranks, RankTimers::default);
+        self.ranks.resize_with(ranks, || RankTimers::NEW);
         self.ranks.iter_mut().for_each(RankTimers::clear);
         self.tree.reset(ranks);
         self.flows_end.clear();
@@ -182,8 +193,7 @@ impl Timers {
     /// The next timer of a rank that is due; those of [`Timers::push_fill`] apart.
     pub fn pop_due(&mut self, rank: usize) -> Option<Fired> {
         let timers = &mut self.ranks[rank];
-        let (key, place) = timers.first().filter(|&(key, _)| (key >> 64) as u64 <= self.now)?;
-        timers.pop(place);
+        let key = if timers.next <= self.now { timers.pop() } else { None }?;
         Some(Fired { kind: (key >> 56) as u8, a: (key >> 24) as u32, b: key as u32 & MAX_WORD })
     }
 
