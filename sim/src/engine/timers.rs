@@ -244,13 +244,23 @@ impl Timers {
 
     /// Finds the next event of every rank that changed.
     pub fn refresh(&mut self, sharing: &Sharing) {
+        // Ranks that do the same change together.
+        let many = 4 * self.stale.len() > self.ranks.len();
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
             if std::mem::take(&mut self.ends_moved[rank]) {
                 self.flows_end[rank] = sharing.next_end(rank as u32);
             }
-            self.tree.set(rank, self.ranks[rank].next_time().min(self.flows_end[rank]));
+            let next = self.ranks[rank].next_time().min(self.flows_end[rank]);
+            if many {
+                self.tree.set_leaf(rank, next);
+            } else {
+                self.tree.set(rank, next);
+            }
+        }
+        if many {
+            self.tree.rebuild();
         }
         self.stale.clear();
     }
