@@ -55,6 +55,18 @@ impl Tree {
         }
     }
 
+    /// Sets the time of a rank; [`Tree::rebuild`] has to follow.
+    pub fn set_leaf(&mut self, rank: usize, time: u64) {
+        self.nodes[self.leaves + rank] = time;
+    }
+
+    /// Finds the winners among all times anew: less work than to set most of them one by one.
+    pub fn rebuild(&mut self) {
+        for node in (1..self.leaves).rev() {
+            self.nodes[node] = self.nodes[2 * node].min(self.nodes[2 * node + 1]);
+        }
+    }
+
     /// Appends the ranks whose time is `time`, the smallest of all, in order.
     pub fn ranks_at(&self, time: u64, ranks: &mut Vec<u32>) {
         // A parent is the minimum of its children: no leaf has a smaller time, and where a node's is larger, so are those

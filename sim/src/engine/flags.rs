@@ -121,32 +121,40 @@ impl Flags {
     #[inline(always)]
     pub fn add(&mut self, timers: &mut Timers, rank: usize, flag: u32, add: u32, visible: u64) {
         let state = &mut self.state[rank * self.per_rank + flag as usize];
-        if state.left < COUNTS_UP {
+        // One call, the last thing that happens: a function that ends so has no registers to save.
+        let (time, kind, add) = if state.left < COUNTS_UP {
             if state.left == 0 {
                 // Satisfied from the start: an epoch before left it so.
                 return;
             }
             state.left = state.left.saturating_sub(add);
             state.ready_at = state.ready_at.max(visible);
-            if state.left == 0 && state.head != NONE {
-                timers.push(rank, state.ready_at, kind::FLAG_WAKE, flag, 0);
+            if state.left > 0 || state.head == NONE {
+                return;
             }
-        } else if state.left != UNWATCHED {
+            (state.ready_at, kind::FLAG_WAKE, 0)
+        } else {
+            if state.left == UNWATCHED {
+                return;
+            }
             let counting = &mut self.counting[rank * self.per_rank + flag as usize];
             if state.ready_at < timers.now {
                 counting.noted = 0;
-            } else if state.ready_at != visible {
-                timers.push(rank, visible, kind::FLAG_ADD, flag, add);
-                return;
             }
-            let told = counting.noted > 0 && state.sum() >= counting.wanted;
-            counting.noted += add;
-            state.left += add;
-            state.ready_at = visible;
-            if state.head != NONE && !told && state.sum() >= counting.wanted {
-                timers.push(rank, visible, kind::FLAG_ADD, flag, 0);
+            if state.ready_at < timers.now || state.ready_at == visible {
+                let told = counting.noted > 0 && state.sum() >= counting.wanted;
+                counting.noted += add;
+                state.left += add;
+                state.ready_at = visible;
+                if state.head == NONE || told || state.sum() < counting.wanted {
+                    return;
+                }
+                (visible, kind::FLAG_ADD, 0)
+            } else {
+                (visible, kind::FLAG_ADD, add)
             }
-        }
+        };
+        timers.push(rank, time, kind, flag, add);
     }
 
     /// An add to a flag that counts up becomes visible, 0 for one that was noted before; whether waiters should look.
@@ -229,12 +237,19 @@ impl<'a> Engine<'a> {
         if gpu >= self.gpus {
             gpu -= self.gpus;
         }
-        let mut latency = if signal.remote { self.flag_remote } else { self.flag_local };
+        let latency = if signal.remote { self.flag_remote } else { self.flag_local };
         if self.c.noise.is_some() {
-            latency = self.flag_latency(own, latency);
+            return self.add_unsteadily(own, h.node0 + gpu, signal, after, latency);
         }
         let visible = self.s.timers.now + after + latency;
         self.s.flags.add(&mut self.s.timers, h.node0 + gpu, signal.flag, signal.add, visible);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_unsteadily(&mut self, own: &mut RankState, rank: usize, signal: &SignalC, after: u64, latency: u64) {
+        let visible = self.s.timers.now + after + self.flag_latency(own, latency);
+        self.s.flags.add(&mut self.s.timers, rank, signal.flag, signal.add, visible);
     }
 
     /// Lets those who wait for a flag look again.

@@ -334,7 +334,7 @@ impl<'a> Engine<'a> {
                 self.s.timers.next_round(&mut round);
             }
             let timers = &mut self.s.timers;
-            self.s.sharing.solve(timers.now, |rank| timers.mark_stale(rank as usize));
+            self.s.sharing.solve(timers.now, |rank| timers.move_ends(rank as usize));
             self.s.timers.refresh(&self.s.sharing);
             if self.timeline {
                 self.sample_carried();
@@ -352,17 +352,12 @@ impl<'a> Engine<'a> {
         let now = self.s.timers.now;
         let mut ended = std::mem::take(&mut self.s.ended);
         self.s.sharing.finish(h.rank as u32, now, &mut ended);
-        for Flows { tag, mut set, .. } in ended.drain(..) {
+        for Flows { tag, set, .. } in ended.drain(..) {
             self.out.events += u64::from(set.count_ones());
             let id = tag & !ended::KIND;
             match tag & ended::KIND {
                 ended::MAIN => own.runnable[id as usize] |= set,
-                ended::OUT => {
-                    while set != 0 {
-                        self.store_ended(h, own, id * 64 + set.trailing_zeros());
-                        set &= set - 1;
-                    }
-                }
+                ended::OUT => self.stores_ended(h, own, id, set),
                 _ => self.message_ended(h, own, id),
             }
         }

@@ -46,8 +46,9 @@ struct Fills {
 }
 
 /// Timers of a rank, as numbers that sort by time, kind, `a`, then `b`.
-#[derive(Default)]
 struct RankTimers {
+    /// When the first of all but fills fires: asked for more often than it changes.
+    next: u64,
     queues: [VecDeque<u128>; 2],
     heap: BinaryHeap<Reverse<u128>>,
     /// Ends of waits for first loads, in order of their times only.
@@ -55,13 +56,22 @@ struct RankTimers {
 }
 
 impl RankTimers {
+    const NEW: Self = Self {
+        next: NEVER,
+        queues: [VecDeque::new(), VecDeque::new()],
+        heap: BinaryHeap::new(),
+        fills: VecDeque::new(),
+    };
+
     fn clear(&mut self) {
+        self.next = NEVER;
         self.queues.iter_mut().for_each(VecDeque::clear);
         self.heap.clear();
         self.fills.clear();
     }
 
     fn push(&mut self, key: u128) {
+        self.next = self.next.min((key >> 64) as u64);
         for queue in &mut self.queues {
             if queue.back().is_none_or(|&last| last <= key) {
                 queue.push_back(key);
@@ -86,17 +96,18 @@ impl RankTimers {
         (first.0 != u128::MAX).then_some(first)
     }
 
-    fn pop(&mut self, place: usize) {
+    fn pop(&mut self) -> Option<u128> {
+        let (key, place) = self.first()?;
         match self.queues.get_mut(place) {
             Some(queue) => drop(queue.pop_front()),
             None => drop(self.heap.pop()),
         }
+        self.next = self.first().map_or(NEVER, |(key, _)| (key >> 64) as u64);
+        Some(key)
     }
 
     fn next_time(&self) -> u64 {
-        let timer = self.first().map_or(NEVER, |(key, _)| (key >> 64) as u64);
-        let fill = self.fills.front().map_or(NEVER, |fills| fills.time);
-        timer.min(fill)
+        self.next.min(self.fills.front().map_or(NEVER, |fills| fills.time))
     }
 }
 
@@ -110,6 +121,8 @@ pub(super) struct Timers {
     /// Ranks whose next event may have moved.
     stale: Vec<u32>,
     is_stale: Vec<bool>,
+    /// Ranks whose flows end at another time than before.
+    ends_moved: Vec<bool>,
     next_round: Vec<u32>,
     in_round: Vec<bool>,
 }
@@ -117,7 +130,7 @@ pub(super) struct Timers {
 impl Timers {
     pub fn reset(&mut self, ranks: usize) {
         self.now = 0;
-        self.ranks.resize_with(ranks, RankTimers::default);
+        self.ranks.resize_with(ranks, || RankTimers::NEW);
         self.ranks.iter_mut().for_each(RankTimers::clear);
         self.tree.reset(ranks);
         self.flows_end.clear();
@@ -125,6 +138,8 @@ impl Timers {
         self.stale.clear();
         self.is_stale.clear();
         self.is_stale.resize(ranks, false);
+        self.ends_moved.clear();
+        self.ends_moved.resize(ranks, false);
         self.next_round.clear();
         self.in_round.clear();
         self.in_round.resize(ranks, false);
@@ -144,11 +159,21 @@ impl Timers {
 
     /// Sets the timer of a worker that waits for its first loads.
     pub fn push_fill(&mut self, rank: usize, time: u64, worker: u32) {
+        let (word, set) = bit_of(worker);
+        self.push_fills(rank, time, word, set);
+    }
+
+    /// As [`Timers::push_fill`], for workers of a word.
+    pub fn push_fills(&mut self, rank: usize, time: u64, word: u32, mut workers: u64) {
         let fills = &mut self.ranks[rank].fills;
-        let (word, workers) = bit_of(worker);
         match fills.back_mut() {
             Some(last) if last.time == time && last.word == word => last.workers |= workers,
-            Some(last) if last.time > time => self.push(rank, time, kind::FILL, worker, 0),
+            Some(last) if last.time > time => {
+                while workers != 0 {
+                    self.push(rank, time, kind::FILL, word * 64 + workers.trailing_zeros(), 0);
+                    workers &= workers - 1;
+                }
+            }
             _ => {
                 fills.push_back(Fills { time, word, workers });
                 self.mark_stale(rank);
@@ -168,8 +193,7 @@ impl Timers {
     /// The next timer of a rank that is due; those of [`Timers::push_fill`] apart.
     pub fn pop_due(&mut self, rank: usize) -> Option<Fired> {
         let timers = &mut self.ranks[rank];
-        let (key, place) = timers.first().filter(|&(key, _)| (key >> 64) as u64 <= self.now)?;
-        timers.pop(place);
+        let key = if timers.next <= self.now { timers.pop() } else { None }?;
         Some(Fired { kind: (key >> 56) as u8, a: (key >> 24) as u32, b: key as u32 & MAX_WORD })
     }
 
@@ -183,6 +207,12 @@ impl Timers {
             self.is_stale[rank] = true;
             self.stale.push(rank as u32);
         }
+    }
+
+    /// The first end of a rank's flows has moved.
+    pub fn move_ends(&mut self, rank: usize) {
+        self.ends_moved[rank] = true;
+        self.mark_stale(rank);
     }
 
     /// Moves to the time of the next event and collects the ranks that have one then; false when none is left.
@@ -214,11 +244,23 @@ impl Timers {
 
     /// Finds the next event of every rank that changed.
     pub fn refresh(&mut self, sharing: &Sharing) {
+        // Ranks that do the same change together.
+        let many = 4 * self.stale.len() > self.ranks.len();
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
-            self.flows_end[rank] = sharing.next_end(rank as u32, self.now);
-            self.tree.set(rank, self.ranks[rank].next_time().min(self.flows_end[rank]));
+            if std::mem::take(&mut self.ends_moved[rank]) {
+                self.flows_end[rank] = sharing.next_end(rank as u32);
+            }
+            let next = self.ranks[rank].next_time().min(self.flows_end[rank]);
+            if many {
+                self.tree.set_leaf(rank, next);
+            } else {
+                self.tree.set(rank, next);
+            }
+        }
+        if many {
+            self.tree.rebuild();
         }
         self.stale.clear();
     }

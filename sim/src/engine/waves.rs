@@ -2,7 +2,8 @@
 
 use super::state::{RankState, State};
 use super::{Engine, Here, ended};
-use crate::compile::{Flow, Work};
+use crate::compile::{Flow, NONE, Work};
+use tilewire_kernels::schedule::Claim;
 
 impl<'a> Engine<'a> {
     /// Lets the workers that can go on do so, lowest first, then hands out ready tasks, until nothing moves.
@@ -15,6 +16,7 @@ impl<'a> Engine<'a> {
                     let alike = match own.workers[w as usize].state {
                         State::Filling if self.steady => self.begin_alike(h, own, word, bits),
                         State::Running if self.t.some_hold => self.end_alike(h, own, word, bits),
+                        State::Free if !self.timeline => self.take_alike(h, own, word, bits),
                         _ => 0,
                     };
                     if alike == 0 {
@@ -29,6 +31,45 @@ impl<'a> Engine<'a> {
                 break;
             }
         }
+    }
+
+    /// Gives the first workers of a word whose bits are set, and that have no task, the next ones of their lists while these
+    /// are tiles that wait for nothing but their first loads, for equally long, and returns their bits. As
+    /// [`Engine::take_next`] does it one by one.
+    #[inline(never)]
+    fn take_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, bits: u64) -> u64 {
+        let now = self.s.timers.now;
+        let (mut left, mut delay) = (bits, 0);
+        while left != 0 {
+            let worker = &mut own.workers[word * 64 + left.trailing_zeros() as usize];
+            let role = &h.roles[usize::from(worker.role)];
+            let listed = role.claim == Claim::Strided && !role.restarts && worker.position < role.tasks;
+            if worker.state != State::Free || !listed {
+                break;
+            }
+            let id = role.first + worker.position;
+            let task = &h.tasks[id as usize];
+            let row = &h.costs[usize::from(task.cost)];
+            let loads = if worker.storing { 0 } else { row.fill } + role.block_ps;
+            let waits = task.waits[0] > 0 || task.waits[1] > 0;
+            if waits || row.work != Work::Tile || row.main == NONE || loads == 0 || (left != bits && loads != delay) {
+                break;
+            }
+            delay = loads;
+            worker.position += role.workers;
+            worker.task = id;
+            worker.step = row.steps;
+            worker.start = now;
+            worker.prefetched = worker.storing;
+            worker.stalled = false;
+            worker.state = State::Filling;
+            left &= left - 1;
+        }
+        let taken = bits & !left;
+        if taken != 0 {
+            self.s.timers.push_fills(h.rank, now + delay, word as u32, taken);
+        }
+        taken
     }
 
     /// Begins equal tiles of the first workers of a word whose bits are set, whose first loads are there, and returns their
@@ -81,15 +122,24 @@ impl<'a> Engine<'a> {
             worker.state = State::Store;
             worker.storing_task = worker.task;
             own.computing -= u32::from(std::mem::take(&mut worker.computing));
-            for signal in h.program.early_signals_of(task) {
-                self.raise_one(h, own, signal, 0);
-            }
             over |= left & left.wrapping_neg();
             left &= left - 1;
         }
         if over != 0 {
+            self.raise_early(h, own, word, over);
             self.flow(h, row.out, ended::OUT | word as u32, over);
         }
         over
+    }
+
+    /// Raises what workers of a word raise before they write.
+    fn raise_early(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, mut set: u64) {
+        while h.any_early && set != 0 {
+            let task = own.workers[word * 64 + set.trailing_zeros() as usize].task;
+            for signal in h.program.early_signals_of(&h.tasks[task as usize]) {
+                self.raise_one(h, own, signal, 0);
+            }
+            set &= set - 1;
+        }
     }
 }

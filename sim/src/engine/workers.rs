@@ -424,35 +424,43 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The outputs of a task are written.
-    pub(super) fn store_ended(&mut self, h: &Here<'a>, own: &mut RankState, w: u32) {
-        let role = own.with_worker(w, |own, cta| {
-            let task = &h.tasks[cta.storing_task as usize];
-            if h.any_early {
-                for signal in h.program.late_signals_of(task) {
-                    self.raise_one(h, own, signal, 0);
-                }
-            } else {
-                self.raise_all(h, own, cta, task, self.c.times.store_visible);
+    /// The outputs of tasks of some workers of a word are written.
+    pub(super) fn stores_ended(&mut self, h: &Here<'a>, own: &mut RankState, word: u32, mut set: u64) {
+        // Put back at the end: nothing that happens here looks at workers.
+        let mut workers = std::mem::take(&mut own.workers);
+        while set != 0 {
+            let cta = &mut workers[(word * 64 + set.trailing_zeros()) as usize];
+            set &= set - 1;
+            self.store_ended(h, own, cta);
+            // A worker only joins roles of its own launch, so that it does not matter which one it is in by now.
+            self.task_done(h, own, usize::from(cta.role));
+        }
+        own.workers = workers;
+    }
+
+    /// The outputs of a worker's task are written.
+    #[inline]
+    fn store_ended(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) {
+        let task = &h.tasks[cta.storing_task as usize];
+        if h.any_early {
+            for signal in h.program.late_signals_of(task) {
+                self.raise_one(h, own, signal, 0);
             }
-            let now = self.s.timers.now;
-            let role = usize::from(cta.role);
-            if cta.storing {
-                cta.storing = false;
-                if cta.state == State::StoreBusy {
-                    own.make_runnable(cta.w);
-                }
-                self.record_end(own, w);
-            } else {
-                cta.state = State::Free;
-                self.account(own, cta);
+        } else {
+            self.raise_all(h, own, cta, task, self.c.times.store_visible);
+        }
+        if cta.storing {
+            cta.storing = false;
+            if cta.state == State::StoreBusy {
                 own.make_runnable(cta.w);
-                self.record_task(h, own, cta, now);
             }
-            role
-        });
-        // A worker only joins roles of its own launch, so that it does not matter which one it is in by now.
-        self.task_done(h, own, role);
+            self.record_end(own, cta.w);
+        } else {
+            cta.state = State::Free;
+            self.account(own, cta);
+            own.make_runnable(cta.w);
+            self.record_task(h, own, cta, self.s.timers.now);
+        }
     }
 
     /// A task whose writes are done: signals, accounts, frees the worker.

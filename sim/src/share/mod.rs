@@ -173,11 +173,32 @@ pub struct Sharing {
     /// Groups that have come since the last solution.
     fresh: Vec<u32>,
     visit: u32,
+    /// Resources that are solved together, and the groups that cross them.
+    alike: Vec<u32>,
+    found: Vec<u32>,
     component: Vec<Remainder>,
     pieces: Vec<Piece>,
     links: Vec<Link>,
     /// Resources that are not solved again but carry more or less.
     loaded: Vec<u32>,
+}
+
+/// Names the groups of a range that have members: few of those of an owner at a time.
+#[inline]
+fn each_present(present: &[u64], groups: std::ops::Range<usize>, mut with: impl FnMut(usize)) {
+    let mut first = groups.start;
+    while first < groups.end {
+        let word = first / 64;
+        let mut bits = present[word] & u64::MAX << (first % 64);
+        first = (word + 1) * 64;
+        if first > groups.end {
+            bits &= u64::MAX >> (first - groups.end);
+        }
+        while bits != 0 {
+            with(word * 64 + bits.trailing_zeros() as usize);
+            bits &= bits - 1;
+        }
+    }
 }
 
 impl Sharing {
@@ -261,17 +282,11 @@ impl Sharing {
         self.classes.is_empty()
     }
 
-    /// When the first flow of an owner's classes ends, at the rates of the last solution, which was at `now`; [`NEVER`]
-    /// without flows.
-    pub fn next_end(&self, owner: u32, now: u64) -> u64 {
+    /// When the first flow of an owner's classes ends, at the rates of the last solution; [`NEVER`] without flows. Moves only
+    /// when [`Sharing::solve`] says so.
+    pub fn next_end(&self, owner: u32) -> u64 {
         let mut next = NEVER;
-        for &due in &self.due[self.groups_of(owner)] {
-            // Also keeps the loop from being vectorised, which costs more than it saves on so few.
-            if due <= now {
-                return due;
-            }
-            next = next.min(due);
-        }
+        each_present(&self.present, self.groups_of(owner), |group| next = next.min(self.due[group]));
         next
     }
 
@@ -374,11 +389,11 @@ impl Sharing {
     pub fn finish(&mut self, owner: u32, now: u64, ended: &mut Vec<Flows>) {
         let first = ended.len();
         let groups = self.groups_of(owner);
-        for (group, &due) in self.groups[groups.clone()].iter_mut().zip(&self.due[groups]) {
-            if due <= now {
-                group.finish(now, ended);
+        each_present(&self.present, groups, |group| {
+            if self.due[group] <= now {
+                self.groups[group].finish(now, ended);
             }
-        }
+        });
         for flows in &ended[first..] {
             let class = &mut self.classes[flows.class as usize];
             class.members -= flows.set.count_ones();

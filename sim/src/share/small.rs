@@ -1,4 +1,5 @@
-//! The solutions of [`super::solve`] where little hangs together, which most are: found without a list of what does.
+//! The solutions of [`super::solve`] where little hangs together, or where all that does has one speed, which most are: found
+//! without looking for level after level.
 
 use super::solve::{HotPositions, Remainder};
 use super::{FULL_SPEED, NEVER, REST, Resource, Sharing};
@@ -19,27 +20,84 @@ impl Resource {
 }
 
 impl Sharing {
-    /// Solves a resource whose flows nothing else holds back; false, and nothing done, if something may.
-    pub(super) fn solve_alone(&mut self, r: u32, now: u64) -> bool {
-        let words = &self.words[self.words_of[r as usize] as usize..self.words_of[r as usize + 1] as usize];
-        let free = |group: u32| {
-            let hot = self.crossings[group as usize].hot;
-            hot.is_power_of_two() && hot >> REST == 0
-        };
-        if !all_present(words, &self.present, free) {
+    /// Solves a resource together with those that hang on it, where all of them are full at one speed, as where ranks do the
+    /// same, and nothing else holds their flows back more; false, and nothing done, if that is not so or if the new speed may
+    /// matter to the flows of others.
+    pub(super) fn solve_alike(&mut self, r: u32, now: u64) -> bool {
+        self.visit += 1;
+        self.alike.clear();
+        self.found.clear();
+        let level = self.resources[r as usize].level_of_all();
+        let alike = self.find_alike(r, level) && self.loaded.iter().all(|&r| !self.resources[r as usize].fills_up());
+        for r in self.loaded.drain(..) {
+            let resource = &mut self.resources[r as usize];
+            let more = std::mem::take(&mut resource.more);
+            if alike {
+                resource.load = resource.load.wrapping_add_signed(more);
+            }
+        }
+        if !alike {
             return false;
         }
-        let resource = &mut self.resources[r as usize];
-        let level = resource.level_of_all();
-        resource.keep(resource.demand - resource.base, level, level < FULL_SPEED);
-        let (groups, touched, presences) = (&mut self.groups, &mut self.touched_groups, &mut self.presences);
-        all_present(words, &self.present, |group| {
-            presences[group as usize].fresh = false;
-            if groups[group as usize].set_theta(now, level) {
-                touched.push(group);
+        for &r in &self.alike {
+            let resource = &mut self.resources[r as usize];
+            resource.keep(resource.demand - resource.base, level, level < FULL_SPEED);
+        }
+        for &group in &self.found {
+            self.presences[group as usize].fresh = false;
+            if self.groups[group as usize].set_theta(now, level) {
+                self.touched_groups.push(group);
             }
-            true
-        })
+        }
+        true
+    }
+
+    /// Finds the resources that have to be solved with one, and their groups; false as soon as one has another level, or has
+    /// one that a changed speed would change.
+    fn find_alike(&mut self, r: u32, level: u64) -> bool {
+        let Self { alike, found, loaded, resources, presences, .. } = self;
+        let visit = self.visit;
+        resources[r as usize].visited = visit;
+        alike.push(r);
+        let mut next = 0;
+        while let Some(&r) = alike.get(next) {
+            next += 1;
+            let words = self.words_of[r as usize] as usize..self.words_of[r as usize + 1] as usize;
+            let fits = all_present(&self.words[words], &self.present, |group| {
+                let presence = &mut presences[group as usize];
+                if presence.visited == visit {
+                    return true;
+                }
+                presence.visited = visit;
+                found.push(group);
+                let crossing = &self.crossings[group as usize];
+                if crossing.hot.is_power_of_two() && crossing.hot >> REST == 0 {
+                    return true;
+                }
+                let before = if presence.fresh { 0 } else { self.groups[group as usize].theta };
+                HotPositions::of(crossing).all(|position| {
+                    let at = crossing.resources as usize + position;
+                    let r = self.crossed[at];
+                    let resource = &mut resources[r as usize];
+                    if resource.visited == visit || !resource.hot {
+                        return true;
+                    }
+                    if resource.pending {
+                        resource.visited = visit;
+                        alike.push(r);
+                        return resource.level_of_all() == level;
+                    }
+                    if level != before && resource.level == NEVER {
+                        resource.add_more(self.demands[at], before, level, r, loaded);
+                    }
+                    resource.level >= level && (level == before || resource.level == NEVER)
+                })
+            });
+            if !fits {
+                return false;
+            }
+        }
+        true
     }
 
     /// The group with members that crosses a resource, if there is just one.

@@ -107,6 +107,20 @@ impl Resource {
         let load = self.load as i128 + more + i128::from(self.demand) + (i128::from(self.base) << 32);
         load > i128::from(self.capacity) << 32
     }
+
+    /// Notes that flows of a demand have another speed; `loaded`: the resources of which that is noted.
+    #[inline]
+    pub(super) fn add_more(&mut self, demand: u64, before: u64, speed: u64, r: u32, loaded: &mut Vec<u32>) {
+        if self.more == 0 {
+            loaded.push(r);
+        }
+        self.more += i128::from(demand) * (i128::from(speed) - i128::from(before));
+    }
+
+    /// As [`Resource::may_fill`], with what is noted.
+    pub(super) fn fills_up(&self) -> bool {
+        self.may_fill(self.more)
+    }
 }
 
 /// Positions of a group's resources that may hold it back, given what it knows of them.
@@ -162,7 +176,7 @@ impl Sharing {
 
     /// Solves a resource again and what hangs on it.
     pub(super) fn solve_resource(&mut self, seed: u32, now: u64) {
-        if !self.solve_alone(seed, now) && !self.only_group(seed).is_some_and(|group| self.solve_lone(group, now)) {
+        if !self.solve_alike(seed, now) && !self.only_group(seed).is_some_and(|group| self.solve_lone(group, now)) {
             self.solve_around(now, Seed::Resource(seed));
         }
     }
@@ -323,15 +337,12 @@ impl Sharing {
                     spreads = true;
                     continue;
                 }
-                if resource.more == 0 {
-                    loaded.push(r);
-                }
-                resource.more += i128::from(demands[at]) * (i128::from(piece.level) - i128::from(piece.before));
+                resource.add_more(demands[at], piece.before, piece.level, r, loaded);
             }
         }
         for &r in &*loaded {
             let resource = &mut resources[r as usize];
-            if !resource.pending && resource.may_fill(resource.more) {
+            if !resource.pending && resource.fills_up() {
                 resource.pending = true;
                 spreads = true;
             }

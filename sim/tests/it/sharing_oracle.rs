@@ -152,9 +152,9 @@ fn slow_thetas(network: &Network, active: &[usize]) -> Vec<u128> {
 /// Ends of all flows by the fast way; nothing may carry more than its capacity on the way.
 fn fast(network: &Network, sharing: &mut Sharing) -> Vec<u64> {
     let mut ends = vec![NEVER; network.flows.len()];
-    let (mut started, mut ended, mut solved) = (0, Vec::new(), 0);
+    let (mut started, mut ended) = (0, Vec::new());
     loop {
-        let due = sharing.next_end(0, solved);
+        let due = sharing.next_end(0);
         let now = due.min(network.flows.get(started).map_or(NEVER, |flow| flow.start));
         if now == NEVER {
             return ends;
@@ -171,7 +171,6 @@ fn fast(network: &Network, sharing: &mut Sharing) -> Vec<u64> {
             started += 1;
         }
         sharing.solve(now, |_| {});
-        solved = now;
         for (r, &(capacity, _)) in network.resources.iter().enumerate() {
             assert!(sharing.carried(r as u32) <= capacity, "resource {r} at {now}");
         }
