@@ -1,14 +1,15 @@
 //! From a schedule, a machine and a split to the numbers that a user reads.
 
 use crate::SimError;
-use crate::compile::{Compiled, Form, NONE, Program, ResourceKind, RoleC};
+use crate::bound;
+use crate::compile::{Compiled, Form, NONE, Program, RoleC};
 use crate::engine::{self, Run};
 use crate::machine::Machine;
 use crate::overlap::OverlapReason;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{RoleKind, RoleSplit, Schedule};
 
@@ -224,6 +225,8 @@ pub struct Simulation {
     pool: engine::Pool,
     /// Time of the compute-only run by the workers that take part in it: splits of a sweep share it.
     compute_only: Mutex<BTreeMap<Vec<u32>, u64>>,
+    /// Lower bounds that all splits share, once somebody asks.
+    shared: OnceLock<Vec<(BoundBy, u64)>>,
 }
 
 impl Simulation {
@@ -239,6 +242,7 @@ impl Simulation {
             nodes: f64::from(schedule.cluster.nodes),
             pool: engine::Pool::default(),
             compute_only: Mutex::default(),
+            shared: OnceLock::new(),
         })
     }
 
@@ -373,48 +377,16 @@ impl Simulation {
         }
     }
 
-    /// The resource with the largest lower bound on the time, and that bound in us.
-    pub fn bound(&self, whole: &Run) -> (BoundBy, f64) {
-        let mut best = (BoundBy::Latency, 0.0);
-        let mut offer = |bound: BoundBy, us: f64| {
-            if us > best.1 {
-                best = (bound, us);
-            }
-        };
-        for (r, role) in self.timed_roles(&self.compiled.programs[0]) {
-            let workers = f64::from(whole.workers[r]).max(1.0);
-            let bound = match role.kind {
-                RoleKind::Compute => BoundBy::Compute,
-                kind => BoundBy::Role(kind),
-            };
-            // CTAs that recycle into a role help it: its own CTAs alone give no bound then.
-            let helped = self.compiled.programs[0].roles.iter().any(|o| o.recycle == r as u32);
-            let workers = if helped { f64::from(self.compiled.times.sms) } else { workers };
-            offer(bound, role.work_ps as f64 / workers / 1e6);
-        }
-        let rails = self.compiled.times.rails;
-        for &(kind, total) in &self.compiled.programs[0].totals {
-            let bound = match kind {
-                ResourceKind::Hbm => BoundBy::Hbm,
-                ResourceKind::Chip => BoundBy::Compute,
-                ResourceKind::Egress => BoundBy::NvlinkEgress,
-                ResourceKind::Ingress => BoundBy::NvlinkIngress,
-                ResourceKind::PcieOut | ResourceKind::PcieIn | ResourceKind::NicOut(_) | ResourceKind::NicIn(_) => {
-                    BoundBy::Nic
-                }
-            };
-            let (capacity, _) = self.compiled.capacities[kind.index(rails) as usize];
-            offer(bound, total as f64 / capacity as f64 * 1e6);
-        }
-        let times = &self.compiled.times;
-        let tasks = self.compiled.timed_tasks(&self.compiled.programs[0]);
-        let commands = tasks.filter(|(_, task)| task.put != NONE).count() as f64;
-        offer(BoundBy::Proxy, commands * us(times.post + 2 * times.completion) / f64::from(times.threads));
-        best
+    /// See [`bound::shared`].
+    pub(crate) fn shared(&self) -> &[(BoundBy, u64)] {
+        self.shared.get_or_init(|| bound::shared(&self.compiled))
     }
 
     /// The roles that run while the clock does.
-    fn timed_roles<'a>(&self, program: &'a Program) -> impl Iterator<Item = (usize, &'a RoleC)> + use<'a, '_> {
+    pub(crate) fn timed_roles<'a>(
+        &self,
+        program: &'a Program,
+    ) -> impl Iterator<Item = (usize, &'a RoleC)> + use<'a, '_> {
         let timed = |role: &RoleC| !self.compiled.launches[role.launch as usize].before_clock;
         program.roles.iter().enumerate().filter(move |(_, role)| timed(role))
     }

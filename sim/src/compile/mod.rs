@@ -176,8 +176,9 @@ impl Compiled {
             ));
         }
         compiler.make_records();
+        let times = Times::new(machine);
         for program in &mut programs {
-            account(program, &compiler, &launches);
+            account(program, &compiler, &times, &launches);
         }
         set_countdowns(&mut programs, schedule, &representatives, &family_base);
 
@@ -209,7 +210,7 @@ impl Compiled {
             family_base,
             dropped,
             raisers,
-            times: Times::new(machine),
+            times,
             capacities: capacities(machine, config.clock),
             stale_arrivals,
             power: (machine.power_limit == PowerLimit::Average).then(|| {
