@@ -105,6 +105,20 @@ fn isolated_launches_hold_what_the_host_takes_in_every_execution() {
     assert_eq!(row["time_us"], format!("{:.6}", answer["time_us"].as_f64().expect("a number")));
 }
 
+/// Launches that take all SMs leave nothing to split; what `auto` says of them means the same when it is given back.
+#[test]
+fn a_split_that_auto_prints_is_taken_back() {
+    let case =
+        "predict --kernel ring_attention --cluster 1x1-h200 --seq 384 --batch 1 --options published --json --split";
+    let answer = |split: &str| -> Value {
+        serde_json::from_str(&ran_anywhere(&format!("{case} {split}"))).expect("one JSON object")
+    };
+    let (auto, given) = (answer("auto"), answer("compute=0,intra=0,send=0,reduce=0"));
+    for field in ["time_us", "split", "roles", "schedule_hash"] {
+        assert_eq!(auto[field], given[field], "{field}");
+    }
+}
+
 #[test]
 fn every_kernel_is_predicted_fused_and_unfused() {
     let shapes = [
