@@ -147,7 +147,7 @@ pub fn text(case: &Case, answer: &Answer, how: &str) -> String {
     for role in &prediction.roles {
         let us = |value: f64| format!("{value:.1}");
         roles.row([
-            role.role.name().to_owned(),
+            role.helper.as_ref().map_or_else(|| role.role.to_string(), |launch| format!("{} ({launch})", role.role)),
             role.ctas.to_string(),
             role.tasks.to_string(),
             us(role.busy_us),

@@ -143,12 +143,14 @@ impl From<BoundBy> for String {
 
 /// What the CTAs of a role did, on the slowest rank: busy, wait and idle add up to `ctas * time`.
 ///
-/// A CTA counts where it starts. What it does after it has recycled into another role is its own time, and so is the
+/// A helper launch, one whose CTAs the split does not give, has a report of its own for each of its roles. A CTA counts where it starts. What it does after it has recycled into another role is its own time, and so is the
 /// time before its launch, after its end and, under a published protocol, between two launches (idle).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RoleReport {
     /// Role.
     pub role: RoleKind,
+    /// The helper launch that it is a role of; none for all launches that take CTAs from the split.
+    pub helper: Option<String>,
     /// Most CTAs of the role at a time.
     pub ctas: u32,
     /// Tasks of the role, by whatever CTAs.
@@ -401,51 +403,80 @@ impl Simulation {
         }
     }
 
-    /// Most CTAs of a kind that a rank has at a time.
-    fn most_ctas(&self, run: &Run, rank: usize, kind: RoleKind) -> u32 {
-        let times = run.launches_of[rank].iter().enumerate();
-        let launches: Vec<_> = times.filter(|(launch, _)| !self.compiled.launches[*launch].before_clock).collect();
+    /// Most CTAs of a kind that a rank has at a time in some launches.
+    fn most_ctas(&self, run: &Run, rank: usize, kind: RoleKind, among: &[usize]) -> u32 {
+        let launches: Vec<_> = among.iter().map(|&launch| (launch, run.launches_of[rank][launch])).collect();
         let of_launch = |launch: usize| -> u32 {
             let roles = self.compiled.launches[launch].roles.clone();
             roles.filter(|&r| self.compiled.programs[0].roles[r].kind == kind).map(|r| self.ctas(run, r)).sum()
         };
         let at = |now: u64| -> u32 {
-            let runs = |&&(_, &(start, end)): &&(usize, &(u64, u64))| start == now || (start < now && now < end);
+            let runs = |&&(_, (start, end)): &&(usize, (u64, u64))| start == now || (start < now && now < end);
             launches.iter().filter(runs).map(|&(launch, _)| of_launch(launch)).sum()
         };
-        launches.iter().map(|&(_, &(start, _))| at(start)).max().unwrap_or(0)
+        launches.iter().map(|&(_, (start, _))| at(start)).max().unwrap_or(0)
+    }
+
+    /// Launches that run while the clock does: those that take CTAs from the split together, then every helper by itself.
+    /// Where no launch takes any, none is a helper.
+    fn timed_launches(&self) -> Vec<(Option<String>, Vec<usize>)> {
+        let compiled = &self.compiled;
+        let timed = (0..compiled.launches.len()).filter(|&launch| !compiled.launches[launch].before_clock);
+        let roles = |launch: usize| &compiled.programs[0].roles[compiled.launches[launch].roles.clone()];
+        let from_split = |&launch: &usize| roles(launch).iter().any(|role| role.ctas == CtaCount::FromSplit);
+        let (fused, helpers): (Vec<usize>, Vec<usize>) = timed.partition(from_split);
+        if fused.is_empty() {
+            return vec![(None, helpers)];
+        }
+        let helper = |launch: usize| (Some(compiled.launches[launch].name.clone()), vec![launch]);
+        std::iter::once((None, fused)).chain(helpers.into_iter().map(helper)).collect()
     }
 
     fn roles(&self, run: &Run, rank: usize, time_us: f64) -> Vec<RoleReport> {
+        let launches = self.timed_launches();
+        let kinds = launches.iter().flat_map(|launches| RoleKind::ALL.map(|kind| (launches, kind)));
+        kinds.filter_map(|((helper, among), kind)| self.role(run, rank, time_us, kind, (helper, among))).collect()
+    }
+
+    /// What a kind of role did in some launches; nothing where it has no tasks there.
+    fn role(
+        &self,
+        run: &Run,
+        rank: usize,
+        time_us: f64,
+        kind: RoleKind,
+        (helper, among): (&Option<String>, &[usize]),
+    ) -> Option<RoleReport> {
         let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
-        let mut reports = Vec::new();
-        for kind in RoleKind::ALL {
-            let of_kind = || self.timed_roles(program).filter(move |(_, role)| role.kind == kind);
-            if of_kind().all(|(_, role)| role.tasks == 0) {
-                continue;
-            }
-            // Lanes share their CTA's time; the worker of a collective stands for all its CTAs.
-            let summed = |ps: &[u64]| -> f64 {
-                let of_role = |(r, role): (usize, &RoleC)| {
-                    let ctas = if role.collective { f64::from(self.ctas(run, r)) } else { 1.0 };
-                    us(ps[r]) * ctas / f64::from(role.lanes)
-                };
-                of_kind().map(of_role).sum()
-            };
-            let ctas = self.most_ctas(run, rank, kind);
-            let (busy_us, wait_us) = (summed(&run.busy[rank]), summed(&run.waited[rank]));
-            let present_us = f64::from(ctas) * time_us;
-            reports.push(RoleReport {
-                role: kind,
-                ctas,
-                tasks: of_kind().map(|(_, role)| u64::from(role.tasks)).sum(),
-                busy_us,
-                wait_us,
-                idle_us: present_us - busy_us - wait_us,
-                utilisation: if present_us == 0.0 { 0.0 } else { busy_us / present_us },
-            });
+        let of_kind = || {
+            let all = program.roles.iter().enumerate();
+            all.filter(|(_, role)| role.kind == kind && among.contains(&(role.launch as usize)))
+        };
+        let tasks: u64 = of_kind().map(|(_, role)| u64::from(role.tasks)).sum();
+        if tasks == 0 {
+            return None;
         }
-        reports
+        // Lanes share their CTA's time; the worker of a collective stands for all its CTAs.
+        let summed = |ps: &[u64]| -> f64 {
+            let of_role = |(r, role): (usize, &RoleC)| {
+                let ctas = if role.collective { f64::from(self.ctas(run, r)) } else { 1.0 };
+                us(ps[r]) * ctas / f64::from(role.lanes)
+            };
+            of_kind().map(of_role).sum()
+        };
+        let ctas = self.most_ctas(run, rank, kind, among);
+        let (busy_us, wait_us) = (summed(&run.busy[rank]), summed(&run.waited[rank]));
+        let present_us = f64::from(ctas) * time_us;
+        Some(RoleReport {
+            role: kind,
+            helper: helper.clone(),
+            ctas,
+            tasks,
+            busy_us,
+            wait_us,
+            idle_us: present_us - busy_us - wait_us,
+            utilisation: if present_us == 0.0 { 0.0 } else { busy_us / present_us },
+        })
     }
 
     fn waits(&self, run: &Run, rank: usize) -> Vec<WaitReport> {
