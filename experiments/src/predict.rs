@@ -56,7 +56,11 @@ pub fn split(prepared: &Prepared, case: &Case) -> Result<(RoleSplit, Option<Tune
 
 /// Searches the best split while a person looks on.
 pub fn search(prepared: &Prepared, case: &Case, config: &TuneConfig) -> Result<Tuned, ExperimentError> {
-    let counter = progress::counter("simulations");
+    // At most so many: a search that is sure of its answer, or near it, ends early.
+    let counter = match config.budget {
+        Some(budget) => progress::bar(budget as u64, "simulations"),
+        None => progress::counter("simulations"),
+    };
     let tuned = prepared.tune(case, config, &|done| counter.set_position(done as u64));
     counter.finish_and_clear();
     tuned

@@ -14,6 +14,7 @@ use crate::predict::Simulation;
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{RoleKind, RoleSplit};
 
@@ -40,16 +41,27 @@ impl TuneConfig {
         let compiled = simulation.compiled();
         let tasks = |&program: &u32| compiled.programs[program as usize].tasks.len();
         let per_run: usize = compiled.program_of.iter().map(tasks).sum();
-        let affordable = (PROMPT_TASKS / per_run.max(1)).max(PROMPT_SIMULATIONS);
-        Self { budget: Some(affordable.min(simulations)), gap: 0.01 }
+        Self { budget: Some(affordable(per_run).min(simulations)), gap: 0.01 }
     }
+}
+
+/// Simulations of so many tasks each that a prompt search may make.
+fn affordable(per_run: usize) -> usize {
+    let within = |tasks: usize| tasks / per_run.max(1);
+    within(PROMPT_TASKS).max(within(PATIENT_TASKS).clamp(FEW_SIMULATIONS, PROMPT_SIMULATIONS))
 }
 
 /// Tasks that a prompt search simulates in all, about.
 const PROMPT_TASKS: usize = 15_000_000;
 
-/// Simulations that a prompt search may make however large the case is.
+/// Simulations that a prompt search may make of large cases, as long as they are no more than [`PATIENT_TASKS`] in all.
 const PROMPT_SIMULATIONS: usize = 64;
+
+/// Tasks that a prompt search simulates in all of cases so large that [`PROMPT_TASKS`] would leave it few simulations.
+const PATIENT_TASKS: usize = 100_000_000;
+
+/// Simulations that a prompt search may make however large the case is: the first splits, and a step from the best.
+const FEW_SIMULATIONS: usize = 16;
 
 /// A split that was simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,8 +305,13 @@ impl Search<'_> {
                 fresh.push(counts);
             }
         }
-        let times: Vec<Result<u64, SimError>> =
-            fresh.par_iter().map(|&counts| self.shown.time_ps(&split_of(counts))).collect();
+        let done = AtomicUsize::new(self.tried.len());
+        let time = |&counts: &[u32; 4]| {
+            let time = self.shown.time_ps(&split_of(counts));
+            (self.progress)(done.fetch_add(1, Ordering::Relaxed) + 1);
+            time
+        };
+        let times: Vec<Result<u64, SimError>> = fresh.par_iter().map(time).collect();
         for (counts, time) in fresh.into_iter().zip(times) {
             let time = match time {
                 Ok(time) => Some(time),
@@ -312,7 +329,6 @@ impl Search<'_> {
                 }
             }
         }
-        (self.progress)(self.tried.len());
     }
 
     /// Local search: moves CTAs between roles in shrinking steps while that helps.
@@ -347,5 +363,16 @@ impl Search<'_> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_makes_fewer_simulations_the_larger_they_are_and_always_some() {
+        let budgets = [1_000, 33_000, 1_400_000, 4_000_000, 8_400_000, usize::MAX].map(affordable);
+        assert_eq!(budgets, [15_000, 454, 64, 25, 16, 16]);
     }
 }
