@@ -120,6 +120,9 @@ pub fn text(case: &Case, answer: &Answer, how: &str) -> String {
         let defaults: Vec<String> = case.defaults.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let _ = writeln!(out, "shape   {} by default, as published", defaults.join(", "));
     }
+    for note in &answer.notes {
+        let _ = writeln!(out, "note    {note}");
+    }
     let bound: String = prediction.bound_by.clone().into();
     let clock = clock(case);
     let lines = [

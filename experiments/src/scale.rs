@@ -14,10 +14,10 @@ use crate::plot::axis::Spread;
 use crate::plot::line::{LinePlot, Panel, Series};
 use crate::plot::style::{FUSED_SERIES, QUIET, UNFUSED_SERIES};
 use crate::plot::{self, Frame};
-use crate::progress;
 use crate::provenance::{ExperimentText, Output, footer, wrote};
 use crate::row::{self, Outcome};
 use crate::table::Table;
+use crate::{progress, sweep};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::json;
@@ -325,6 +325,7 @@ fn text_of(experiment: &Experiment, study: &Study, decisions: &[Decision], files
         table.row([verdict.to_owned(), decision.claim.clone(), column].into_iter().chain(numbers).chain([claimed]));
     }
     let mut text = format!("{}\n\n{}", experiment.question, table.render(2));
+    text += &sweep::notes(experiment);
     if !drawn {
         text.push_str(
             "\nNo noise, so nothing is drawn and one run decides. Ranks in lockstep are an optimistic case, and the model's\n\

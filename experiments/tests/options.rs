@@ -122,3 +122,36 @@ fn every_option_of_every_kernel_is_explained() {
     let (code, _, error) = run(folder.path(), &["kernels", "gemm"]);
     assert!(code == Some(2) && error.contains("no kernel \"gemm\", allowed: ag_gemm"), "{error}");
 }
+
+/// That 33 nodes cannot share the sums makes `gemm_ar` some sixteen times slower: nobody should have to guess why.
+#[test]
+fn defaults_that_a_shape_forces_are_told_in_text_json_and_tables() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let note =
+        "exchange = direct, as n = 8192 is no multiple of 4224 (33 nodes share the sums by tiles of 128 columns)";
+    let predict = |nodes: u32, rest: &str| {
+        let line = format!(
+            "predict --kernel gemm_ar --cluster {nodes}x1-h200-cx7 --m 1024 --n 8192 --k 64 --split compute=100,send=8,reduce=8{rest}"
+        );
+        let (code, out, error) = run(folder.path(), &line.split(' ').collect::<Vec<_>>());
+        assert_eq!(code, Some(0), "{error}");
+        out
+    };
+    assert!(predict(33, "").contains(&format!("\nnote    {note}: 16.5 times the bytes")), "{}", predict(33, ""));
+    assert!(predict(33, " --json").contains(&format!("\"{note}")));
+    // It could be shared, it is not the shape's doing, or the user has it so.
+    for rest in ["", " --options published --protocol fair", " --json"] {
+        assert!(!predict(32, rest).contains("exchange = direct, as"));
+    }
+    assert!(!predict(33, " --options published --protocol fair").contains("note    "));
+    let text = "question = \"?\"\nkernel = \"gemm_ar\"\ncluster = [\"32x1-h200-cx7\", \"33x1-h200-cx7\"]\n\
+                shape = { m = 1024, n = 8192, k = 64 }\nsplit = \"compute=100,send=8,reduce=8\"\n";
+    fs::write(folder.path().join("x.toml"), text).expect("a file");
+    let (code, out, error) = run(folder.path(), &["sweep", "x.toml", "-o", "out"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(out.contains(&format!("note for gemm_ar m=1024,n=8192,k=64 on 33x1-h200-cx7: {note}")), "{out}");
+    let mut rows = csv::Reader::from_path(folder.path().join("out/rows.csv")).expect("rows");
+    let place = rows.headers().expect("columns").iter().position(|column| column == "notes").expect("a column");
+    let notes: Vec<String> = rows.records().map(|row| row.expect("a row")[place].to_owned()).collect();
+    assert!(notes[0].is_empty() && notes[1].starts_with(note), "{notes:?}");
+}

@@ -242,6 +242,24 @@ impl Kernel for GemmAr {
         })
     }
 
+    fn notes(&self, set: OptionSet, spec: &Spec) -> Vec<String> {
+        let nodes = u64::from(spec.cluster.nodes);
+        let direct = spec.options.word("exchange") == "direct";
+        if set == OptionSet::Published || !direct || nodes <= 2 || shared_tiles(&spec.problem, nodes).is_some() {
+            return Vec::new();
+        }
+        let (n, multiple) = (problem_width(&spec.problem), 128 * nodes);
+        let nearest = match n / multiple * multiple {
+            0 => multiple.to_string(),
+            below => format!("{below} or {}", below + multiple),
+        };
+        vec![format!(
+            "exchange = direct, as n = {n} is no multiple of {multiple} ({nodes} nodes share the sums by tiles of 128 \
+             columns): {:.1} times the bytes that scatter_gather would send; nearest n for it: {nearest}",
+            nodes as f64 / 2.0
+        )]
+    }
+
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
         split_depth_inputs(spec, rank, A, B)
     }

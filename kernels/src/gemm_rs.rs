@@ -195,6 +195,11 @@ impl Kernel for GemmRs {
         })
     }
 
+    fn notes(&self, set: OptionSet, spec: &Spec) -> Vec<String> {
+        let forced = set == OptionSet::Tilewire && reduces_in_order(spec.cluster);
+        forced.then(|| format!("reduce_order: chunks are reduced in list order {IN_ORDER}")).into_iter().collect()
+    }
+
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
         split_depth_inputs(spec, rank, A, B)
     }
@@ -226,6 +231,14 @@ const fn chunk_tiles(m: u64) -> u64 {
         65_536 => 32,
         _ => 4,
     }
+}
+
+/// Where and why chunks cannot be reduced as they become ready.
+const IN_ORDER: &str = "on more than 32 nodes, from each of which a sum has an arrival to wait for";
+
+/// A task of a `Ready` role waits for few flags; a sum for `ready` and for an arrival from every other node.
+const fn reduces_in_order(cluster: Cluster) -> bool {
+    cluster.nodes as u64 > MAX_READY_FLAGS
 }
 
 /// The largest power of two of which a rank's tiles are sixteen or more.
@@ -315,8 +328,7 @@ impl Plan {
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",
-            // A task of a Ready role waits for few flags; this one for `ready` and for an arrival from every other node.
-            any_reduce: options.word("reduce_order") == "any" && nodes <= MAX_READY_FLAGS,
+            any_reduce: options.word("reduce_order") == "any" && !reduces_in_order(spec.cluster),
             recycle: options.flag("recycle"),
             queues: options.int("queues"),
             reduce_in_flight_bytes: options.int("reduce_in_flight_bytes") as u32,

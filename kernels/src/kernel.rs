@@ -260,6 +260,11 @@ pub trait Kernel: Send + Sync {
         None
     }
 
+    /// What a user should know of the defaults of a set that a shape forced upon it, a sentence each.
+    fn notes(&self, _set: OptionSet, _spec: &Spec) -> Vec<String> {
+        Vec::new()
+    }
+
     /// All options of a set.
     fn options(&self, set: OptionSet, problem: &Problem, cluster: Cluster) -> Options {
         Options::new(self.name(), self.option_specs(), |name| self.default_option(set, name, problem, cluster))
