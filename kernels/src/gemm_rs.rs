@@ -20,8 +20,8 @@ use crate::check::MAX_READY_FLAGS;
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Problem, ProblemKind, Product, QUEUES,
-    STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead, open_lead_tiles,
-    opening_order, publish, spec_text, split_depth_inputs,
+    STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, open_lead_tiles, opening_order, publish,
+    spec_text, split_depth_inputs, unused_without_neighbours, unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -195,6 +195,22 @@ impl Kernel for GemmRs {
         })
     }
 
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        let is = |name: &str, word: &str| spec.options.word(name) == word;
+        match option {
+            "send_order" | "queues" => unused_without_puts(spec),
+            "output" => (spec.cluster.nodes == 1).then_some("on one node, whose GPUs are all the ranks"),
+            "staging" | "tile_order" => unused_without_neighbours(spec),
+            "open_lead_tiles" => unused_without_neighbours(spec).or_else(|| {
+                is("staging", "helper_zero").then_some("with staging = helper_zero, where a helper opens all chunks")
+            }),
+            "cta_notice" => unused_without_neighbours(spec)
+                .or_else(|| (!is("drain", "visible")).then_some("unless drain = visible, where alone it is charged")),
+            "reduce_order" => reduces_in_order(spec.cluster).then_some(IN_ORDER),
+            _ => None,
+        }
+    }
+
     fn notes(&self, set: OptionSet, spec: &Spec) -> Vec<String> {
         let forced = set == OptionSet::Tilewire && reduces_in_order(spec.cluster);
         forced.then(|| format!("reduce_order: chunks are reduced in list order {IN_ORDER}")).into_iter().collect()
@@ -303,11 +319,6 @@ impl Plan {
         let chunks = m / gpus / bm * chunks_across;
         fits_u32(NAME, "open flags (chunks of a slice times GPUs)", chunks * gpus)?;
         let owner_store = options.word("staging") == "owner_store";
-        let unused = if gpus == 1 {
-            Some("on nodes of one GPU, where nobody adds")
-        } else {
-            (!owner_store).then_some("with staging = helper_zero, where a helper opens all chunks")
-        };
         Ok(Self {
             m,
             n,
@@ -324,7 +335,9 @@ impl Plan {
             per_rank,
             owner_store: owner_store && gpus > 1,
             by_row_block: options.word("tile_order") == "row_block",
-            open_lead_tiles: open_lead(NAME, options, spec.cluster, unused)?,
+            open_lead_tiles: GemmRs
+                .unused(spec, "open_lead_tiles")
+                .map_or_else(|| options.int("open_lead_tiles"), |_| 0),
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",

@@ -23,7 +23,7 @@
 use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
     BuildError, DRAIN, Element, Expected, Kernel, MAIN_LOOP, Problem, ProblemKind, QUEUES, STAGES, Slice, Spec, TILE_K,
-    TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, publish, spec_text,
+    TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, publish, spec_text, unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::routing::{SplitMix64, Urn, torch_cuda_weights};
@@ -198,6 +198,18 @@ impl Kernel for MoeDispatchGemm {
             useful_flops: (2 * plan.local_tokens * plan.topk).saturating_mul(plan.hidden * plan.inter),
             source: Box::new(plan),
         })
+    }
+
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        match option {
+            "queues" | "send_lanes" | "put_bytes" | "readiness" | "token_order" | "remote_passes" => {
+                unused_without_puts(spec)
+            }
+            "routing_seed" => {
+                (spec.options.word("routing") == "uniform").then_some("with routing = uniform, where nothing is drawn")
+            }
+            _ => None,
+        }
     }
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {

@@ -29,6 +29,7 @@
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, Element, Expected, Kernel, Problem, ProblemKind, QUEUES, Slice, Spec, divides, fits_u32, lcm, publish,
+    unused_without_neighbours, unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -174,6 +175,20 @@ impl Kernel for RingAttention {
             useful_flops,
             source,
         })
+    }
+
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        let true_ring = spec.options.word("ring") == "true_ring";
+        let alone = (spec.cluster.ranks() == 1).then_some("on one rank, which has all keys");
+        match option {
+            "queues" => unused_without_puts(spec),
+            "copy_in_flight_bytes" => unused_without_neighbours(spec),
+            "nvls" if true_ring => Some("with ring = true_ring, which has no barrier"),
+            "nvls" => unused_without_neighbours(spec),
+            "recycle" if !true_ring => unused_without_neighbours(spec),
+            "recycle" | "chunk_rows" => alone,
+            _ => None,
+        }
     }
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
