@@ -231,6 +231,9 @@ pub fn tune(
             first.push(Bounds { low, high }.candidate(sms));
         }
     }
+    if search.budget < PROMPT_SIMULATIONS {
+        first.insert(0, by_bound(&bound, first[0], low, high, sms));
+    }
     search.simulate(&first);
     search.descend(low, high, sms);
 
@@ -283,6 +286,48 @@ pub fn tune(
     })
 }
 
+/// CTAs that a local search moves between roles, one after the other.
+const STEPS: [u32; 5] = [16, 8, 4, 2, 1];
+
+/// Splits that a move of `step` CTAs to a role leads to, from idle SMs or from another role.
+fn moves(counts: [u32; 4], step: u32, low: [u32; 4], high: [u32; 4], sms: u32) -> Vec<[u32; 4]> {
+    let mut moves = Vec::new();
+    for to in 0..4 {
+        for from in 0..5 {
+            let mut next = counts;
+            if from == to {
+                continue;
+            }
+            next[to] += step;
+            if from < 4 {
+                if next[from] < low[from] + step {
+                    continue;
+                }
+                next[from] -= step;
+            }
+            let fits = next.iter().sum::<u32>() <= sms;
+            if fits && (0..4).all(|k| (low[k]..=high[k]).contains(&next[k])) {
+                moves.push(next);
+            }
+        }
+    }
+    moves
+}
+
+/// The split that a local search for the least bound ends at: a good first one where few can be simulated.
+fn by_bound(bound: &ShownBound, from: [u32; 4], low: [u32; 4], high: [u32; 4], sms: u32) -> [u32; 4] {
+    let key = |counts: [u32; 4]| (bound.at_most(counts), counts.iter().sum::<u32>(), counts);
+    let mut best = key(from);
+    for step in STEPS {
+        while let Some(next) =
+            moves(best.2, step, low, high, sms).into_iter().map(key).min().filter(|&next| next < best)
+        {
+            best = next;
+        }
+    }
+    best.2
+}
+
 struct Search<'a> {
     shown: Shown<'a>,
     seen: BTreeMap<[u32; 4], Option<u64>>,
@@ -333,31 +378,10 @@ impl Search<'_> {
 
     /// Local search: moves CTAs between roles in shrinking steps while that helps.
     fn descend(&mut self, low: [u32; 4], high: [u32; 4], sms: u32) {
-        for step in [16, 8, 4, 2, 1] {
+        for step in STEPS {
             loop {
                 let Some((before, _, counts)) = self.best else { return };
-                let mut moves = Vec::new();
-                for to in 0..4 {
-                    // From idle SMs, or from another role.
-                    for from in 0..5 {
-                        let mut next = counts;
-                        if from == to {
-                            continue;
-                        }
-                        next[to] += step;
-                        if from < 4 {
-                            if next[from] < low[from] + step {
-                                continue;
-                            }
-                            next[from] -= step;
-                        }
-                        let fits = next.iter().sum::<u32>() <= sms;
-                        if fits && (0..4).all(|k| (low[k]..=high[k]).contains(&next[k])) {
-                            moves.push(next);
-                        }
-                    }
-                }
-                self.simulate(&moves);
+                self.simulate(&moves(counts, step, low, high, sms));
                 if self.tried.len() >= self.budget || self.best.is_none_or(|b| b.0 >= before) {
                     break;
                 }
