@@ -302,7 +302,7 @@ impl Plan {
         let mut rule = TileRule::new(options);
         let [bm, bn, bk] = rule.tile;
         let chunk_tiles = options.int("chunk_tiles");
-        if options.flag("cta_notice") {
+        if options.flag("cta_notice") && GemmRs.unused(spec, "cta_notice").is_none() {
             rule.notice = chunk_tiles as u16;
         }
         let per_rank = options.word("output") == "per_rank";
