@@ -235,6 +235,7 @@ fn case(source: &Source, machine: &Machine, [m, n, k]: [u64; 3]) -> Result<Case,
         execution: None,
         clock: Some(Clock::Sustained),
         checks: crate::checked::Checks::default(),
+        measured: false,
     };
     draft.resolve(&source.with(machine.clone())).map_err(flagged)
 }

@@ -81,6 +81,8 @@ pub struct Answer {
     pub hazards_seen: usize,
     /// Hash of the schedule with its split.
     pub schedule_hash: String,
+    /// What to know of defaults that the shape forced.
+    pub notes: Vec<String>,
 }
 
 /// The clock's name in tables and files.
@@ -196,6 +198,7 @@ impl Prepared {
             hazards: self.checked.hazards,
             hazards_seen: self.checked.seen,
             schedule_hash: self.hashed.get_or_init(|| Hashed::new(&self.schedule)).with(split).to_string(),
+            notes: case.notes(),
         })
     }
 

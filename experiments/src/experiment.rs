@@ -170,6 +170,7 @@ impl Experiment {
             execution,
             clock,
             checks: Checks::default(),
+            measured: false,
         };
         axes.for_each(&base, source, |draft, case| experiment.add(case, draft, &splits, source, &split_node))?;
         if experiment.points() == 0 {

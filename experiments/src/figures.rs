@@ -250,6 +250,7 @@ pub(crate) fn case_of(
         execution: None,
         clock: None,
         checks,
+        measured: false,
     };
     let case = draft.resolve(source).map_err(plan::flagged)?;
     let SplitChoice::Fixed(split) = case.split else { return Err(missing("no split")) };

@@ -182,20 +182,17 @@ impl FigureRow {
         let refuse = |source| ExperimentError::Sim { case: self.case.to_string(), source };
         let simulation =
             |clock| Simulation::new(&self.schedule, &machines[self.machine], &self.case.config(clock)).map_err(refuse);
-        let mut time_ps = 0.0;
-        let mut share = f64::from(!self.warm.load(Ordering::Relaxed));
-        if share > 0.0 {
-            let simulation = simulation(Clock::Cold)?;
-            let cold_ps = simulation.time_ps(&self.split).map_err(refuse)?;
-            share = simulation.cold_share(cold_ps);
-            time_ps = share * cold_ps as f64;
+        let later_ps = || simulation(Clock::Sustained)?.time_ps(&self.split).map_err(refuse);
+        let time_ps = if self.warm.load(Ordering::Relaxed) {
+            later_ps()?
+        } else {
+            let cold = simulation(Clock::Cold)?;
+            let cold_ps = cold.time_ps(&self.split).map_err(refuse)?;
             // Far from the limit no value of a fitted parameter leads back.
-            self.warm.store(simulation.cold_share(cold_ps / 3) <= 0.0, Ordering::Relaxed);
-        }
-        if share < 1.0 {
-            time_ps += (1.0 - share) * simulation(Clock::Sustained)?.time_ps(&self.split).map_err(refuse)? as f64;
-        }
-        Ok((self.schedule.useful_flops as f64 / time_ps / self.published).ln())
+            self.warm.store(cold.cold_share(cold_ps / 3) <= 0.0, Ordering::Relaxed);
+            cold.loop_ps(cold_ps, later_ps)?
+        };
+        Ok((self.schedule.useful_flops as f64 / time_ps as f64 / self.published).ln())
     }
 }
 

@@ -398,6 +398,7 @@ impl MeasuredRow {
             execution: None,
             clock: Some(clock),
             checks: Checks::default(),
+            measured: true,
         })
     }
 }

@@ -28,7 +28,7 @@ use crate::shape;
 use case::ROUTING_SEED;
 use size::limit_tiles;
 use std::sync::Arc;
-use tilewire_kernels::{Cluster, OptionSet, Problem, ProblemKind, RoleSplit};
+use tilewire_kernels::{Cluster, OptionSet, Problem, ProblemKind, RoleSplit, Spec};
 use tilewire_sim::predict::Clock;
 use tilewire_sim::{Execution, Protocol};
 
@@ -61,6 +61,8 @@ pub struct Draft {
     pub clock: Option<Clock>,
     /// What is asked of the checker.
     pub checks: Checks,
+    /// A measured row, which states all options and not only those that its schedule depends on.
+    pub measured: bool,
 }
 
 impl Draft {
@@ -120,8 +122,14 @@ impl Draft {
         if kernel.option_specs().iter().any(|spec| spec.name == ROUTING_SEED) {
             options.set(ROUTING_SEED, &self.seed.to_string()).map_err(|e| Refusal::new(Part::Set, e.to_string()))?;
         }
+        let usual = options.clone();
         for (name, value) in &self.overrides {
             options.set(name, value).map_err(|e| Refusal::new(Part::Set, e.to_string()))?;
+        }
+        if !self.measured {
+            let spec = Spec { problem, cluster: target.cluster, fabric: target.machine.fabric, options };
+            kernel.check_used(&spec, &usual).map_err(|e| Refusal::new(Part::Set, e.to_string()))?;
+            options = spec.options;
         }
         limit_tiles(&problem, &options)?;
 
@@ -228,6 +236,7 @@ impl CaseArgs {
             execution: None,
             clock: None,
             checks: Checks::default(),
+            measured: false,
         })
     }
 

@@ -56,7 +56,11 @@ pub fn split(prepared: &Prepared, case: &Case) -> Result<(RoleSplit, Option<Tune
 
 /// Searches the best split while a person looks on.
 pub fn search(prepared: &Prepared, case: &Case, config: &TuneConfig) -> Result<Tuned, ExperimentError> {
-    let counter = progress::counter("simulations");
+    // At most so many: a search that is sure of its answer, or near it, ends early.
+    let counter = match config.budget {
+        Some(budget) => progress::bar(budget as u64, "simulations"),
+        None => progress::counter("simulations"),
+    };
     let tuned = prepared.tune(case, config, &|done| counter.set_position(done as u64));
     counter.finish_and_clear();
     tuned
@@ -116,6 +120,9 @@ pub fn text(case: &Case, answer: &Answer, how: &str) -> String {
         let defaults: Vec<String> = case.defaults.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let _ = writeln!(out, "shape   {} by default, as published", defaults.join(", "));
     }
+    for note in &answer.notes {
+        let _ = writeln!(out, "note    {note}");
+    }
     let bound: String = prediction.bound_by.clone().into();
     let clock = clock(case);
     let lines = [
@@ -147,7 +154,7 @@ pub fn text(case: &Case, answer: &Answer, how: &str) -> String {
     for role in &prediction.roles {
         let us = |value: f64| format!("{value:.1}");
         roles.row([
-            role.role.name().to_owned(),
+            role.helper.as_ref().map_or_else(|| role.role.to_string(), |launch| format!("{} ({launch})", role.role)),
             role.ctas.to_string(),
             role.tasks.to_string(),
             us(role.busy_us),

@@ -50,14 +50,15 @@ pub fn columns() -> Vec<String> {
         columns.push(format!("{kind}_utilisation"));
         columns.push(format!("{kind}_wait_us"));
     }
-    columns.extend(["hazards", "schedule_hash"].map(str::to_owned));
+    columns.extend(["hazards", "schedule_hash", "notes"].map(str::to_owned));
     columns
 }
 
 /// Whether a column holds numbers in every row.
 pub fn is_number(column: &str) -> bool {
     let words = ["kernel", "form", "cluster", "machine", "fabric", "option_set", "options", "set", "protocol"];
-    let more = ["mode", "execution", "clock", "noise", "status", "overlap_reason", "bound_by", "schedule_hash"];
+    let more =
+        ["mode", "execution", "clock", "noise", "status", "overlap_reason", "bound_by", "schedule_hash", "notes"];
     !words.contains(&column) && !more.contains(&column)
 }
 
@@ -100,7 +101,7 @@ pub fn fields(case: &Case, outcome: &Outcome) -> Vec<String> {
             fields.push(if answer.overridden.is_empty() { "ok" } else { "unchecked" }.into());
             fields.extend(measured(&answer.prediction));
             let hazards = answer.hazards.map_or_else(String::new, |hazards| hazards.to_string());
-            fields.extend([hazards, answer.schedule_hash.clone()]);
+            fields.extend([hazards, answer.schedule_hash.clone(), answer.notes.join("; ")]);
         }
         Outcome::Failed(_, message) => {
             fields.push(message.replace('\n', " "));

@@ -14,10 +14,10 @@ use crate::plot::axis::Spread;
 use crate::plot::line::{LinePlot, Panel, Series};
 use crate::plot::style::{FUSED_SERIES, QUIET, UNFUSED_SERIES};
 use crate::plot::{self, Frame};
-use crate::progress;
 use crate::provenance::{ExperimentText, Output, footer, wrote};
 use crate::row::{self, Outcome};
 use crate::table::Table;
+use crate::{progress, sweep};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::json;
@@ -154,7 +154,8 @@ fn to_come(experiment: &Experiment, points: usize, replicates: usize) -> String 
     let all = experiment.cases().filter(|(case, _)| case.noise || case.execution == Execution::Full);
     let ranks = all.map(|(case, _)| case.target.cluster.ranks()).max();
     let ranks = ranks.map_or_else(String::new, |ranks| format!(", every rank of up to {ranks} simulated"));
-    format!("{} runs: {points} points, {replicates} times{ranks}", points * replicates)
+    let left = "; how long they take is known when the first has ended";
+    format!("{} runs: {points} points, {replicates} times{ranks}{left}", points * replicates)
 }
 
 /// Runs all points of all replicates; returns the fields of their rows, replicate by replicate.
@@ -324,6 +325,7 @@ fn text_of(experiment: &Experiment, study: &Study, decisions: &[Decision], files
         table.row([verdict.to_owned(), decision.claim.clone(), column].into_iter().chain(numbers).chain([claimed]));
     }
     let mut text = format!("{}\n\n{}", experiment.question, table.render(2));
+    text += &sweep::notes(experiment);
     if !drawn {
         text.push_str(
             "\nNo noise, so nothing is drawn and one run decides. Ranks in lockstep are an optimistic case, and the model's\n\
@@ -380,8 +382,10 @@ mod tests {
             let document = Document::new("x.toml".into(), &format!("{text}{more}"));
             to_come(&Experiment::new("x".into(), &document, &source, 0).expect("an experiment"), 2, 20)
         };
-        assert_eq!(said("noise = true"), "40 runs: 2 points, 20 times, every rank of up to 8 simulated");
-        assert_eq!(said("noise = false"), "40 runs: 2 points, 20 times");
+        let left = "; how long they take is known when the first has ended";
+        let all = format!("40 runs: 2 points, 20 times, every rank of up to 8 simulated{left}");
+        assert_eq!(said("noise = true"), all);
+        assert_eq!(said("noise = false"), format!("40 runs: 2 points, 20 times{left}"));
     }
 
     #[test]

@@ -310,6 +310,7 @@ pub fn text(experiment: &Experiment, summary: &Summary) -> String {
     }
     let _ = writeln!(text, "\n{} of {} points", summary.rows.len(), summary.points);
     text += &overlap_reasons(&summary.rows);
+    text += &notes(experiment);
     let split_many_ways = experiment.groups.iter().skip(sweep_plots::MAX_GROUPS).filter(|group| group.splits.len() > 1);
     let left = split_many_ways.count();
     if left > 0 {
@@ -335,6 +336,21 @@ fn overlap_reasons(rows: &[Row]) -> String {
     }
     counts.into_iter().fold(String::new(), |mut text, (reason, count)| {
         let _ = writeln!(text, "{count} rows with overlap_reason = {}: {reason}", reason.name());
+        text
+    })
+}
+
+/// What to know of defaults that shapes forced, and for how many schedules.
+pub fn notes(experiment: &Experiment) -> String {
+    let mut cases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for Group { case, .. } in &experiment.groups {
+        for note in case.notes() {
+            cases.entry(note).or_default().push(case.to_string());
+        }
+    }
+    cases.into_iter().fold(String::new(), |mut text, (note, cases)| {
+        let more = if cases.len() > 1 { format!(" and {} more", cases.len() - 1) } else { String::new() };
+        let _ = writeln!(text, "note for {}{more}: {note}", cases[0]);
         text
     })
 }

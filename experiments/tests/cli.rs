@@ -105,6 +105,44 @@ fn isolated_launches_hold_what_the_host_takes_in_every_execution() {
     assert_eq!(row["time_us"], format!("{:.6}", answer["time_us"].as_f64().expect("a number")));
 }
 
+/// Launches that take all SMs leave nothing to split; what `auto` says of them means the same when it is given back.
+#[test]
+fn a_split_that_auto_prints_is_taken_back() {
+    let case =
+        "predict --kernel ring_attention --cluster 1x1-h200 --seq 384 --batch 1 --options published --json --split";
+    let answer = |split: &str| -> Value {
+        serde_json::from_str(&ran_anywhere(&format!("{case} {split}"))).expect("one JSON object")
+    };
+    let (auto, given) = (answer("auto"), answer("compute=0,intra=0,send=0,reduce=0"));
+    for field in ["time_us", "split", "roles", "schedule_hash"] {
+        assert_eq!(auto[field], given[field], "{field}");
+    }
+}
+
+/// The epilogue of published `gemm_ar` has all SMs: it is no more of a role than the split says.
+#[test]
+fn helper_launches_stand_apart_in_the_roles() {
+    let case = "--kernel gemm_ar --cluster 2x8-h200-efa --m 8192 --n 8192 --k 512 --options published";
+    let answer: Value =
+        serde_json::from_str(&ran_anywhere(&format!("predict {case} --json"))).expect("one JSON object");
+    let (roles, time) = (answer["roles"].as_array().expect("a list"), answer["time_us"].as_f64().expect("a number"));
+    let mut seen = Vec::new();
+    for role in roles {
+        let of = |name: &str| role[name].as_f64().expect("a number");
+        let sum = of("busy_us") + of("wait_us") + of("idle_us");
+        assert!((sum - of("ctas") * time).abs() < 1e-6 * sum && of("idle_us") >= 0.0, "{role}");
+        let name = role["role"].as_str().expect("a name");
+        if role["helper"].is_null() {
+            assert_eq!(role["ctas"], answer["split"][name], "{role}");
+        }
+        seen.push((name, role["helper"].as_str()));
+    }
+    let main = ["compute", "intra_comm", "inter_send", "inter_reduce"].map(|name| (name, None));
+    assert_eq!(seen, [&main[..], &[("inter_reduce", Some("epilogue"))]].concat());
+    assert_eq!(roles[4]["ctas"], 132);
+    assert!(ran_anywhere(&format!("predict {case}")).contains("  inter_reduce (epilogue)  "));
+}
+
 #[test]
 fn every_kernel_is_predicted_fused_and_unfused() {
     let shapes = [

@@ -122,3 +122,83 @@ fn every_option_of_every_kernel_is_explained() {
     let (code, _, error) = run(folder.path(), &["kernels", "gemm"]);
     assert!(code == Some(2) && error.contains("no kernel \"gemm\", allowed: ag_gemm"), "{error}");
 }
+
+/// An option that nothing uses is named with its value and the reason; its default, and switched off, it is what it is anyway.
+#[test]
+fn options_that_change_nothing_in_a_case_are_refused_with_the_reason() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let case = |kernel: &str, cluster: &str, rest: &str| {
+        let shape = if kernel == "ring_attention" { "--seq 3072" } else { "--m 4096 --n 2048 --k 512" };
+        let line = format!("schedule show --kernel {kernel} --cluster {cluster} {shape} {rest}");
+        run(folder.path(), &line.split(' ').collect::<Vec<_>>())
+    };
+    for (kernel, cluster, set, why) in [
+        (
+            "gemm_rs",
+            "1x8-h200",
+            "queues=8",
+            "queues of gemm_rs is 8, which changes nothing on one node, where nothing is put",
+        ),
+        (
+            "gemm_rs",
+            "2x8-h200-efa",
+            "cta_notice=true",
+            "changes nothing unless drain = visible, where alone it is charged",
+        ),
+        ("gemm_ar", "2x8-h200-cx7", "efa_publish=separate_write", "changes nothing off efa-srd"),
+        ("gemm_ar", "1x8-h200", "exchange=scatter_gather", "changes nothing on one node"),
+        ("ring_attention", "1x8-h200", "nvls=true", "changes nothing with ring = true_ring, which has no barrier"),
+    ] {
+        let (code, out, error) = case(kernel, cluster, &format!("--set {set}"));
+        assert!(code == Some(2) && out.is_empty() && error.lines().count() == 1, "{error}");
+        assert!(error.starts_with("error: --set: option ") && error.contains(why), "{error}");
+    }
+    for (kernel, cluster, rest) in [
+        ("gemm_rs", "1x8-h200", "--set queues=4"),
+        ("gemm_rs", "2x8-h200-efa", "--options published --set drain=overlap --set cta_notice=false"),
+        ("gemm_rs", "1x8-h200", "--set staging=helper_zero --set open_lead_tiles=0"),
+        ("gemm_ar", "2x8-h200-efa", "--set efa_publish=separate_write"),
+    ] {
+        let (code, _, error) = case(kernel, cluster, rest);
+        assert_eq!(code, Some(0), "{rest}: {error}");
+    }
+    let text = format!("{HEAD}{SHAPE}split = \"auto\"\n[set]\nstaging = \"helper_zero\"\nopen_lead_tiles = [0, 8]\n");
+    fs::write(folder.path().join("x.toml"), text).expect("a file");
+    let (code, _, error) = run(folder.path(), &["sweep", "x.toml", "-o", "out"]);
+    let lead = "option open_lead_tiles of gemm_rs is 8, which changes nothing with staging = helper_zero";
+    assert!(code == Some(2) && error.contains("x.toml:") && error.contains(lead), "{error}");
+    assert!(!folder.path().join("out").exists());
+}
+
+/// That 33 nodes cannot share the sums makes `gemm_ar` some sixteen times slower: nobody should have to guess why.
+#[test]
+fn defaults_that_a_shape_forces_are_told_in_text_json_and_tables() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let note =
+        "exchange = direct, as n = 8192 is no multiple of 4224 (33 nodes share the sums by tiles of 128 columns)";
+    let predict = |nodes: u32, rest: &str| {
+        let line = format!(
+            "predict --kernel gemm_ar --cluster {nodes}x1-h200-cx7 --m 1024 --n 8192 --k 64 --split compute=100,send=8,reduce=8{rest}"
+        );
+        let (code, out, error) = run(folder.path(), &line.split(' ').collect::<Vec<_>>());
+        assert_eq!(code, Some(0), "{error}");
+        out
+    };
+    assert!(predict(33, "").contains(&format!("\nnote    {note}: 16.5 times the bytes")), "{}", predict(33, ""));
+    assert!(predict(33, " --json").contains(&format!("\"{note}")));
+    // It could be shared, it is not the shape's doing, or the user has it so.
+    for rest in ["", " --options published --protocol fair", " --json"] {
+        assert!(!predict(32, rest).contains("exchange = direct, as"));
+    }
+    assert!(!predict(33, " --options published --protocol fair").contains("note    "));
+    let text = "question = \"?\"\nkernel = \"gemm_ar\"\ncluster = [\"32x1-h200-cx7\", \"33x1-h200-cx7\"]\n\
+                shape = { m = 1024, n = 8192, k = 64 }\nsplit = \"compute=100,send=8,reduce=8\"\n";
+    fs::write(folder.path().join("x.toml"), text).expect("a file");
+    let (code, out, error) = run(folder.path(), &["sweep", "x.toml", "-o", "out"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(out.contains(&format!("note for gemm_ar m=1024,n=8192,k=64 on 33x1-h200-cx7: {note}")), "{out}");
+    let mut rows = csv::Reader::from_path(folder.path().join("out/rows.csv")).expect("rows");
+    let place = rows.headers().expect("columns").iter().position(|column| column == "notes").expect("a column");
+    let notes: Vec<String> = rows.records().map(|row| row.expect("a row")[place].to_owned()).collect();
+    assert!(notes[0].is_empty() && notes[1].starts_with(note), "{notes:?}");
+}

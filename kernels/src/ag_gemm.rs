@@ -26,6 +26,7 @@ use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
     BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, Posting, Problem, ProblemKind, Product,
     QUEUE_ORDER, QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, spec_text,
+    unused_without_neighbours, unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Options, Value, Values};
 use crate::schedule::{
@@ -231,6 +232,51 @@ impl Kernel for AgGemm {
             useful_flops: 2 * plan.m * plan.n * plan.k,
             source: Box::new(plan),
         })
+    }
+
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        let is = |name: &str, word: &str| spec.options.word(name) == word;
+        let (nodes, gpus) = (spec.cluster.nodes, spec.cluster.gpus_per_node);
+        let hops = || (nodes == 2).then_some("between two nodes, where a ring is one hop");
+        let direct = || is("exchange", "direct").then_some("with exchange = direct, where nothing is forwarded");
+        let by_send_role = is("first_hop", "send_role");
+        let by_copies = gpus > 1 && is("forward", "after_publish");
+        let sends = nodes > 1 && (by_send_role || (nodes > 2 && is("exchange", "ring") && !by_copies));
+        match option {
+            "queues" | "queue_order" | "efa_publish" => Posting::unused(spec, option),
+            "first_hop" | "puts_per_unit" => unused_without_puts(spec),
+            "exchange" => unused_without_puts(spec).or_else(hops),
+            "remote_order" => unused_without_puts(spec).or_else(hops).or_else(|| {
+                is("exchange", "direct").then_some("with exchange = direct, where rows arrive in that order")
+            }),
+            "forward" => {
+                unused_without_puts(spec).or_else(hops).or_else(direct).or_else(|| unused_without_neighbours(spec))
+            }
+            "send_order" => (!sends).then_some("where inter_send has no list beside the big launch's others"),
+            "remote_ready" | "phase_gate" => unused_without_puts(spec).or_else(|| unused_without_neighbours(spec)),
+            "row_order"
+            | "own_rows"
+            | "chunk_k_steps"
+            | "local_ready"
+            | "nvls"
+            | "copy_claim"
+            | "copy_lanes"
+            | "copy_in_flight_bytes"
+            | "copy_overlap" => unused_without_neighbours(spec),
+            "copy_targets" => unused_without_neighbours(spec)
+                .or_else(|| spec.options.flag("nvls").then_some("with nvls = true, where a copy is a multicast"))
+                .or_else(|| {
+                    let one = gpus == 2 && is("own_rows", "direct");
+                    one.then_some("between two GPUs with own_rows = direct, where a copy has one target")
+                }),
+            "unit_tiles" => (spec.cluster.ranks() == 1).then_some("on one rank, which has all rows"),
+            "recycle" => {
+                let [compute, copy] = ["compute_claim", "copy_claim"].map(|claim| !is(claim, "strided"));
+                let joins = (gpus > 1 && compute) || (sends && (compute || (gpus > 1 && copy)));
+                (!joins).then_some("where no role can be joined")
+            }
+            _ => None,
+        }
     }
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {

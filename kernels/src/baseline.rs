@@ -189,6 +189,16 @@ impl Kernel for Baseline {
         }
     }
 
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        match (self, option) {
+            (Self::MoeDispatchGemm, "routing_seed") => moe_dispatch_gemm::MoeDispatchGemm.unused(spec, option),
+            (Self::GemmAr, "collective_ctas") => {
+                (spec.cluster.ranks() == 1).then_some("on one rank, which has all sums")
+            }
+            _ => None,
+        }
+    }
+
     fn default_option(&self, set: OptionSet, name: &str, _problem: &Problem, _cluster: Cluster) -> Value {
         match name {
             "chunks" => Value::Int(1),

@@ -36,7 +36,8 @@ use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Posting, Problem,
     ProblemKind, Product, QUEUE_ORDER, QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides,
-    fits_u32, open_lead, open_lead_tiles, opening_order, spec_text, split_depth_inputs,
+    fits_u32, open_lead_tiles, opening_order, spec_text, split_depth_inputs, unused_without_neighbours,
+    unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -239,6 +240,60 @@ impl Kernel for GemmAr {
         })
     }
 
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        let is = |name: &str, word: &str| spec.options.word(name) == word;
+        let (nodes, gpus) = (spec.cluster.nodes, spec.cluster.gpus_per_node);
+        let pull = gpus > 1 && is("node_sum", "pull");
+        let scatter = nodes > 1 && is("exchange", "scatter_gather");
+        let publish_by_copy = nodes > 1 && gpus > 1 && is("publish", "copy");
+        let copies = scatter || publish_by_copy || (nodes == 1 && gpus > 1 && !pull);
+        let intra = gpus > 1 && (copies || pull);
+        match option {
+            "queues" | "queue_order" | "efa_publish" => Posting::unused(spec, option),
+            "exchange" | "send_order" | "reduce_order" | "reduce_in_flight_bytes" => unused_without_puts(spec),
+            "node_sum" | "slice_order" | "interleave" | "nvls" => unused_without_neighbours(spec),
+            "publish" => unused_without_puts(spec).or_else(|| unused_without_neighbours(spec)),
+            "double_store" => unused_without_puts(spec)
+                .or_else(|| (!pull).then_some("unless node_sum = pull, where the node's sum is stored")),
+            "open_lead_tiles" => unused_without_neighbours(spec).or_else(|| {
+                let relative = is("slice_order", "relative");
+                match (pull, relative) {
+                    (true, _) => Some("with node_sum = pull, where nobody adds"),
+                    (_, false) => Some("with slice_order = absolute, where all GPUs walk the slices together"),
+                    _ => None,
+                }
+            }),
+            "intra_order" => (!intra).then_some("where intra_comm has no work"),
+            "intra_in_flight_bytes" => (!intra && !copies).then_some("where intra_comm has no work"),
+            "copy_overlap" => (!copies).then_some("where nothing is copied"),
+            "recycle" => {
+                let intra_any = intra && is("intra_order", "any");
+                let reduce_any = nodes > 1 && !is("reduce_order", "in_order");
+                (!intra_any && !reduce_any).then_some("where no role takes what is ready")
+            }
+            "end_sync" => (spec.cluster.ranks() == 1).then_some("on one rank, which waits for nobody"),
+            _ => None,
+        }
+    }
+
+    fn notes(&self, set: OptionSet, spec: &Spec) -> Vec<String> {
+        let nodes = u64::from(spec.cluster.nodes);
+        let direct = spec.options.word("exchange") == "direct";
+        if set == OptionSet::Published || !direct || nodes <= 2 || shared_tiles(&spec.problem, nodes).is_some() {
+            return Vec::new();
+        }
+        let (n, multiple) = (problem_width(&spec.problem), 128 * nodes);
+        let nearest = match n / multiple * multiple {
+            0 => multiple.to_string(),
+            below => format!("{below} or {}", below + multiple),
+        };
+        vec![format!(
+            "exchange = direct, as n = {n} is no multiple of {multiple} ({nodes} nodes share the sums by tiles of 128 \
+             columns): {:.1} times the bytes that scatter_gather would send; nearest n for it: {nearest}",
+            nodes as f64 / 2.0
+        )]
+    }
+
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
         split_depth_inputs(spec, rank, A, B)
     }
@@ -362,13 +417,6 @@ impl Plan {
         fits_u32(NAME, "tiles of a slice", chunks * chunk_tiles)?;
         let super_m = options.int("super_m").min(row_blocks);
         let (pull, relative) = (options.word("node_sum") == "pull", options.word("slice_order") == "relative");
-        let unused = if gpus == 1 {
-            Some("on nodes of one GPU, where nobody adds")
-        } else if pull {
-            Some("with node_sum = pull, where nobody adds")
-        } else {
-            (!relative).then_some("with slice_order = absolute, where all GPUs walk the slices together")
-        };
         Ok(Self {
             m,
             n,
@@ -384,7 +432,9 @@ impl Plan {
             own_chunks: chunks / sharers,
             span: if options.word("interleave") == "row" { super_m * chunks_across / sharers } else { 1 },
             relative,
-            open_lead_tiles: open_lead(NAME, options, spec.cluster, unused)?,
+            open_lead_tiles: GemmAr
+                .unused(spec, "open_lead_tiles")
+                .map_or_else(|| options.int("open_lead_tiles"), |_| 0),
             pull: pull && gpus > 1,
             double_store: options.flag("double_store"),
             nvls: options.flag("nvls") && gpus > 1,

@@ -21,7 +21,8 @@ use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Posting, Problem,
     ProblemKind, Product, QUEUE_ORDER, QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides,
-    fits_u32, open_lead, open_lead_tiles, opening_order, spec_text, split_depth_inputs,
+    fits_u32, open_lead_tiles, opening_order, spec_text, split_depth_inputs, unused_without_neighbours,
+    unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -197,6 +198,28 @@ impl Kernel for GemmRs {
         })
     }
 
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        let is = |name: &str, word: &str| spec.options.word(name) == word;
+        match option {
+            "queues" | "queue_order" | "efa_publish" => Posting::unused(spec, option),
+            "send_order" => unused_without_puts(spec),
+            "output" => (spec.cluster.nodes == 1).then_some("on one node, whose GPUs are all the ranks"),
+            "staging" | "tile_order" => unused_without_neighbours(spec),
+            "open_lead_tiles" => unused_without_neighbours(spec).or_else(|| {
+                is("staging", "helper_zero").then_some("with staging = helper_zero, where a helper opens all chunks")
+            }),
+            "cta_notice" => unused_without_neighbours(spec)
+                .or_else(|| (!is("drain", "visible")).then_some("unless drain = visible, where alone it is charged")),
+            "reduce_order" => reduces_in_order(spec.cluster).then_some(IN_ORDER),
+            _ => None,
+        }
+    }
+
+    fn notes(&self, set: OptionSet, spec: &Spec) -> Vec<String> {
+        let forced = set == OptionSet::Tilewire && reduces_in_order(spec.cluster);
+        forced.then(|| format!("reduce_order: chunks are reduced in list order {IN_ORDER}")).into_iter().collect()
+    }
+
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {
         split_depth_inputs(spec, rank, A, B)
     }
@@ -235,6 +258,14 @@ const fn chunk_tiles(m: u64) -> u64 {
         65_536 => 32,
         _ => 4,
     }
+}
+
+/// Where and why chunks cannot be reduced as they become ready.
+const IN_ORDER: &str = "on more than 32 nodes, from each of which a sum has an arrival to wait for";
+
+/// A task of a `Ready` role waits for few flags; a sum for `ready` and for an arrival from every other node.
+const fn reduces_in_order(cluster: Cluster) -> bool {
+    cluster.nodes as u64 > MAX_READY_FLAGS
 }
 
 /// The largest power of two of which a rank's tiles are sixteen or more.
@@ -281,7 +312,7 @@ impl Plan {
         let mut rule = TileRule::new(options);
         let [bm, bn, bk] = rule.tile;
         let chunk_tiles = options.int("chunk_tiles");
-        if options.flag("cta_notice") {
+        if options.flag("cta_notice") && GemmRs.unused(spec, "cta_notice").is_none() {
             rule.notice = chunk_tiles as u16;
         }
         let per_rank = options.word("output") == "per_rank";
@@ -298,11 +329,6 @@ impl Plan {
         let chunks = m / gpus / bm * chunks_across;
         fits_u32(NAME, "open flags (chunks of a slice times GPUs)", chunks * gpus)?;
         let owner_store = options.word("staging") == "owner_store";
-        let unused = if gpus == 1 {
-            Some("on nodes of one GPU, where nobody adds")
-        } else {
-            (!owner_store).then_some("with staging = helper_zero, where a helper opens all chunks")
-        };
         Ok(Self {
             m,
             n,
@@ -319,12 +345,13 @@ impl Plan {
             per_rank,
             owner_store: owner_store && gpus > 1,
             by_row_block: options.word("tile_order") == "row_block",
-            open_lead_tiles: open_lead(NAME, options, spec.cluster, unused)?,
+            open_lead_tiles: GemmRs
+                .unused(spec, "open_lead_tiles")
+                .map_or_else(|| options.int("open_lead_tiles"), |_| 0),
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",
-            // A task of a Ready role waits for few flags; this one for `ready` and for an arrival from every other node.
-            any_reduce: options.word("reduce_order") == "any" && nodes <= MAX_READY_FLAGS,
+            any_reduce: options.word("reduce_order") == "any" && !reduces_in_order(spec.cluster),
             recycle: options.flag("recycle"),
             reduce_in_flight_bytes: options.int("reduce_in_flight_bytes") as u32,
         })

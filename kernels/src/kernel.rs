@@ -260,6 +260,31 @@ pub trait Kernel: Send + Sync {
         None
     }
 
+    /// Why nothing in the schedule of a spec depends on an option, where that is so: "on one node, where nothing is put".
+    fn unused(&self, _spec: &Spec, _option: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// What a user should know of the defaults of a set that a shape forced upon it, a sentence each.
+    fn notes(&self, _set: OptionSet, _spec: &Spec) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Checks that the schedule of a spec depends on every option in which it differs from `defaults`: no option is silent.
+    /// Off is what an unused option is anyway.
+    ///
+    /// # Errors
+    /// [`OptionError::Unused`] for the first one that changes nothing.
+    fn check_used(&self, spec: &Spec, defaults: &Options) -> Result<(), OptionError> {
+        for ((name, got), (_, default)) in spec.options.iter().zip(defaults.iter()) {
+            let asks = got != default && !matches!(got, Value::Bool(false) | Value::Int(0));
+            if let Some(why) = self.unused(spec, name).filter(|_| asks) {
+                return Err(OptionError::Unused { kernel: self.name(), name, got, why, default });
+            }
+        }
+        Ok(())
+    }
+
     /// All options of a set.
     fn options(&self, set: OptionSet, problem: &Problem, cluster: Cluster) -> Options {
         Options::new(self.name(), self.option_specs(), |name| self.default_option(set, name, problem, cluster))
@@ -330,6 +355,17 @@ impl Posting {
             "efa_publish" => Value::Word(if published { "separate_write" } else { "immediate" }),
             _ => unreachable!("{name} is no option of puts"),
         }
+    }
+
+    /// Why nothing depends on one of these options.
+    pub fn unused(spec: &Spec, option: &str) -> Option<&'static str> {
+        unused_without_puts(spec).or_else(|| match option {
+            "efa_publish" if spec.fabric != Fabric::EfaSrd => {
+                Some("off efa-srd, where there is one way to publish a put")
+            }
+            "queue_order" if spec.options.int("queues") <= 2 => Some("with one queue on a rail"),
+            _ => None,
+        })
     }
 
     /// Queue of the put with this index. Queue q lies on rail q modulo the number of rails.
@@ -408,25 +444,14 @@ pub(crate) const fn open_lead_tiles(cluster: Cluster) -> u64 {
     if cluster.nodes == 1 && cluster.gpus_per_node > 1 { 64 } else { 0 }
 }
 
-/// The lead that [`OPEN_LEAD_TILES`] asks for; `unused` names what leaves a schedule without stores that open chunks
-/// ahead of adds. There the default is none.
-///
-/// # Errors
-/// [`BuildError::Unsupported`] for another lead that nothing would use.
-pub(crate) fn open_lead(
-    kernel: &'static str,
-    options: &Options,
-    cluster: Cluster,
-    unused: Option<&'static str>,
-) -> Result<u64, BuildError> {
-    match (options.int(OPEN_LEAD_TILES.name), unused) {
-        (lead, Some(_)) if lead == open_lead_tiles(cluster) => Ok(0),
-        (lead, Some(why)) if lead > 0 => {
-            let what = format!("open_lead_tiles = {lead} changes nothing {why}; set open_lead_tiles = 0");
-            Err(BuildError::Unsupported { kernel, what })
-        }
-        (lead, _) => Ok(lead),
-    }
+/// Why nothing depends on an option that only puts use.
+pub(crate) fn unused_without_puts(spec: &Spec) -> Option<&'static str> {
+    (spec.cluster.nodes == 1).then_some("on one node, where nothing is put")
+}
+
+/// Why nothing depends on an option that only GPUs of a node which work together use.
+pub(crate) fn unused_without_neighbours(spec: &Spec) -> Option<&'static str> {
+    (spec.cluster.gpus_per_node == 1).then_some("on nodes of one GPU, which has no neighbour")
 }
 
 /// Which tiles of a group of chunks a step of [`opening_order`] computes.

@@ -24,6 +24,7 @@ use crate::cluster::{Cluster, Offset, Rank};
 use crate::kernel::{
     BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, Posting, Problem, ProblemKind, QUEUE_ORDER,
     QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides, fits_u32, lcm, spec_text,
+    unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::routing::{SplitMix64, Urn, torch_cuda_weights};
@@ -200,6 +201,17 @@ impl Kernel for MoeDispatchGemm {
             useful_flops: (2 * plan.local_tokens * plan.topk).saturating_mul(plan.hidden * plan.inter),
             source: Box::new(plan),
         })
+    }
+
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        match option {
+            "queues" | "queue_order" | "efa_publish" => Posting::unused(spec, option),
+            "send_lanes" | "put_bytes" | "readiness" | "token_order" | "remote_passes" => unused_without_puts(spec),
+            "routing_seed" => {
+                (spec.options.word("routing") == "uniform").then_some("with routing = uniform, where nothing is drawn")
+            }
+            _ => None,
+        }
     }
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {

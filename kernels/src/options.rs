@@ -105,6 +105,20 @@ pub enum OptionError {
         /// Legal values.
         allowed: String,
     },
+    /// Nothing depends on the option.
+    #[error("option {name} of {kernel} is {got}, which changes nothing {why}; leave it at {default}")]
+    Unused {
+        /// Kernel.
+        kernel: &'static str,
+        /// Option.
+        name: &'static str,
+        /// Value asked for.
+        got: Value,
+        /// Where, and why there.
+        why: &'static str,
+        /// Value that goes without saying.
+        default: Value,
+    },
 }
 
 /// A value for every option that a kernel lists.

@@ -29,7 +29,7 @@
 use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, EFA_PUBLISH, Element, Expected, Kernel, Posting, Problem, ProblemKind, QUEUE_ORDER, QUEUES, Slice,
-    Spec, divides, fits_u32, lcm, spec_text,
+    Spec, divides, fits_u32, lcm, spec_text, unused_without_neighbours,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
 use crate::schedule::{
@@ -177,6 +177,20 @@ impl Kernel for RingAttention {
             useful_flops,
             source,
         })
+    }
+
+    fn unused(&self, spec: &Spec, option: &str) -> Option<&'static str> {
+        let true_ring = spec.options.word("ring") == "true_ring";
+        let alone = (spec.cluster.ranks() == 1).then_some("on one rank, which has all keys");
+        match option {
+            "queues" | "queue_order" | "efa_publish" => Posting::unused(spec, option),
+            "copy_in_flight_bytes" => unused_without_neighbours(spec),
+            "nvls" if true_ring => Some("with ring = true_ring, which has no barrier"),
+            "nvls" => unused_without_neighbours(spec),
+            "recycle" if !true_ring => unused_without_neighbours(spec),
+            "recycle" | "chunk_rows" => alone,
+            _ => None,
+        }
     }
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {

@@ -449,6 +449,15 @@ fn a_ready_role_takes_few_start_waits() {
 }
 
 #[test]
+fn only_strides_begin_anew() {
+    let of = |claim| schedule((1, 1), &[claim], vec![vec![sync(), Task { restart: true, ..sync() }]]);
+    assert!(findings(&of(Claim::Strided)).is_empty());
+    for claim in [Claim::Ticket, Claim::Ready { window: 4 }] {
+        assert_eq!(fatal(&of(claim)), Problem::Shape(ShapeError::Restart));
+    }
+}
+
+#[test]
 fn roles_and_launches_are_well_formed() {
     let structure = |change: &dyn Fn(&mut Schedule)| {
         let mut schedule = schedule((1, 1), &[Claim::Ticket, Claim::Strided], vec![vec![], vec![]]);

@@ -70,3 +70,17 @@ fn a_fused_gemm_with_its_all_gather_has_two_phases() {
     assert_eq!(names, ["0_communicate", "1_compute"]);
     assert_eq!(schedule.launches[1].after, [0]);
 }
+
+/// Each phase comes after all before it: there are 2^(phases - 2) ways from the last one back to the first.
+#[test]
+fn the_many_phases_of_a_ring_over_64_ranks_are_checked_at_once() {
+    let kernel = tilewire_kernels::kernel("ring_attention").expect("a kernel");
+    let problem = tilewire_kernels::Problem::Attention { seq: 64 * 384, batch: 1, heads: 1, head_dim: 128 };
+    let cluster = tilewire_kernels::Cluster { nodes: 8, gpus_per_node: 8 };
+    let options = kernel.options(OptionSet::Tilewire, &problem, cluster);
+    let spec = tilewire_kernels::Spec { problem, cluster, fabric: Fabric::IbRc, options };
+    let schedule = bulk_synchronous(kernel.build(&spec).expect("it builds")).expect("its ranks are alike");
+    assert!(schedule.launches.len() > 50, "{} phases", schedule.launches.len());
+    let report = report(&schedule, &Limits::hopper(132), None);
+    assert!(report.findings.is_empty(), "{}", report.findings[0]);
+}

@@ -22,9 +22,7 @@ impl Shown<'_> {
     /// As [`Simulation::time_ps`].
     pub fn time_ps(self, split: &RoleSplit) -> Result<u64, SimError> {
         let Some(cold) = self.cold else { return self.later.time_ps(split) };
-        let cold_ps = cold.time_ps(split)?;
-        let share = cold.cold_share(cold_ps);
-        if share >= 1.0 { Ok(cold_ps) } else { Ok(mean_ps(share, cold_ps, self.later.time_ps(split)?)) }
+        cold.loop_ps(cold.time_ps(split)?, || self.later.time_ps(split))
     }
 
     /// As [`Simulation::predict`], and the share that cold launches have in it.
@@ -40,6 +38,18 @@ impl Shown<'_> {
         }
         let later = self.later.predict(split)?;
         Ok((if share > 0.0 { found.averaged(&later, share) } else { later }, share))
+    }
+}
+
+impl Simulation {
+    /// What the protocol's loop shows, ps, of which a launch on a cold card, this simulation's, takes `cold_ps`. What a
+    /// later one takes is asked only where there are some.
+    ///
+    /// # Errors
+    /// Those of `later_ps`.
+    pub fn loop_ps<E>(&self, cold_ps: u64, later_ps: impl FnOnce() -> Result<u64, E>) -> Result<u64, E> {
+        let share = self.cold_share(cold_ps);
+        if share >= 1.0 { Ok(cold_ps) } else { Ok(mean_ps(share, cold_ps, later_ps()?)) }
     }
 }
 

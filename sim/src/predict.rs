@@ -1,14 +1,15 @@
 //! From a schedule, a machine and a split to the numbers that a user reads.
 
 use crate::SimError;
-use crate::compile::{Compiled, Form, NONE, Program, ResourceKind, RoleC};
+use crate::bound;
+use crate::compile::{Compiled, Form, NONE, Program, RoleC};
 use crate::engine::{self, Run};
 use crate::machine::Machine;
 use crate::overlap::OverlapReason;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{RoleKind, RoleSplit, Schedule};
 
@@ -144,12 +145,14 @@ impl From<BoundBy> for String {
 
 /// What the CTAs of a role did, on the slowest rank: busy, wait and idle add up to `ctas * time`.
 ///
-/// A CTA counts where it starts. What it does after it has recycled into another role is its own time, and so is the
+/// A helper launch, one whose CTAs the split does not give, has a report of its own for each of its roles. A CTA counts where it starts. What it does after it has recycled into another role is its own time, and so is the
 /// time before its launch, after its end and, under a published protocol, between two launches (idle).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RoleReport {
     /// Role.
     pub role: RoleKind,
+    /// The helper launch that it is a role of; none for all launches that take CTAs from the split.
+    pub helper: Option<String>,
     /// Most CTAs of the role at a time.
     pub ctas: u32,
     /// Tasks of the role, by whatever CTAs.
@@ -226,6 +229,8 @@ pub struct Simulation {
     pool: engine::Pool,
     /// Time of the compute-only run by the workers that take part in it: splits of a sweep share it.
     compute_only: Mutex<BTreeMap<Vec<u32>, u64>>,
+    /// Lower bounds that all splits share, once somebody asks.
+    shared: OnceLock<Vec<(BoundBy, u64)>>,
 }
 
 impl Simulation {
@@ -241,6 +246,7 @@ impl Simulation {
             nodes: f64::from(schedule.cluster.nodes),
             pool: engine::Pool::default(),
             compute_only: Mutex::default(),
+            shared: OnceLock::new(),
         })
     }
 
@@ -375,48 +381,16 @@ impl Simulation {
         }
     }
 
-    /// The resource with the largest lower bound on the time, and that bound in us.
-    pub fn bound(&self, whole: &Run) -> (BoundBy, f64) {
-        let mut best = (BoundBy::Latency, 0.0);
-        let mut offer = |bound: BoundBy, us: f64| {
-            if us > best.1 {
-                best = (bound, us);
-            }
-        };
-        for (r, role) in self.timed_roles(&self.compiled.programs[0]) {
-            let workers = f64::from(whole.workers[r]).max(1.0);
-            let bound = match role.kind {
-                RoleKind::Compute => BoundBy::Compute,
-                kind => BoundBy::Role(kind),
-            };
-            // CTAs that recycle into a role help it: its own CTAs alone give no bound then.
-            let helped = self.compiled.programs[0].roles.iter().any(|o| o.recycle == r as u32);
-            let workers = if helped { f64::from(self.compiled.times.sms) } else { workers };
-            offer(bound, role.work_ps as f64 / workers / 1e6);
-        }
-        let rails = self.compiled.times.rails;
-        for &(kind, total) in &self.compiled.programs[0].totals {
-            let bound = match kind {
-                ResourceKind::Hbm => BoundBy::Hbm,
-                ResourceKind::Chip => BoundBy::Compute,
-                ResourceKind::Egress => BoundBy::NvlinkEgress,
-                ResourceKind::Ingress => BoundBy::NvlinkIngress,
-                ResourceKind::PcieOut | ResourceKind::PcieIn | ResourceKind::NicOut(_) | ResourceKind::NicIn(_) => {
-                    BoundBy::Nic
-                }
-            };
-            let (capacity, _) = self.compiled.capacities[kind.index(rails) as usize];
-            offer(bound, total as f64 / capacity as f64 * 1e6);
-        }
-        let times = &self.compiled.times;
-        let tasks = self.compiled.timed_tasks(&self.compiled.programs[0]);
-        let commands = tasks.filter(|(_, task)| task.put != NONE).count() as f64;
-        offer(BoundBy::Proxy, commands * us(times.post + 2 * times.completion) / f64::from(times.threads));
-        best
+    /// See [`bound::shared`].
+    pub(crate) fn shared(&self) -> &[(BoundBy, u64)] {
+        self.shared.get_or_init(|| bound::shared(&self.compiled))
     }
 
     /// The roles that run while the clock does.
-    fn timed_roles<'a>(&self, program: &'a Program) -> impl Iterator<Item = (usize, &'a RoleC)> + use<'a, '_> {
+    pub(crate) fn timed_roles<'a>(
+        &self,
+        program: &'a Program,
+    ) -> impl Iterator<Item = (usize, &'a RoleC)> + use<'a, '_> {
         let timed = |role: &RoleC| !self.compiled.launches[role.launch as usize].before_clock;
         program.roles.iter().enumerate().filter(move |(_, role)| timed(role))
     }
@@ -431,51 +405,80 @@ impl Simulation {
         }
     }
 
-    /// Most CTAs of a kind that a rank has at a time.
-    fn most_ctas(&self, run: &Run, rank: usize, kind: RoleKind) -> u32 {
-        let times = run.launches_of[rank].iter().enumerate();
-        let launches: Vec<_> = times.filter(|(launch, _)| !self.compiled.launches[*launch].before_clock).collect();
+    /// Most CTAs of a kind that a rank has at a time in some launches.
+    fn most_ctas(&self, run: &Run, rank: usize, kind: RoleKind, among: &[usize]) -> u32 {
+        let launches: Vec<_> = among.iter().map(|&launch| (launch, run.launches_of[rank][launch])).collect();
         let of_launch = |launch: usize| -> u32 {
             let roles = self.compiled.launches[launch].roles.clone();
             roles.filter(|&r| self.compiled.programs[0].roles[r].kind == kind).map(|r| self.ctas(run, r)).sum()
         };
         let at = |now: u64| -> u32 {
-            let runs = |&&(_, &(start, end)): &&(usize, &(u64, u64))| start == now || (start < now && now < end);
+            let runs = |&&(_, (start, end)): &&(usize, (u64, u64))| start == now || (start < now && now < end);
             launches.iter().filter(runs).map(|&(launch, _)| of_launch(launch)).sum()
         };
-        launches.iter().map(|&(_, &(start, _))| at(start)).max().unwrap_or(0)
+        launches.iter().map(|&(_, (start, _))| at(start)).max().unwrap_or(0)
+    }
+
+    /// Launches that run while the clock does: those that take CTAs from the split together, then every helper by itself.
+    /// Where no launch takes any, none is a helper.
+    fn timed_launches(&self) -> Vec<(Option<String>, Vec<usize>)> {
+        let compiled = &self.compiled;
+        let timed = (0..compiled.launches.len()).filter(|&launch| !compiled.launches[launch].before_clock);
+        let roles = |launch: usize| &compiled.programs[0].roles[compiled.launches[launch].roles.clone()];
+        let from_split = |&launch: &usize| roles(launch).iter().any(|role| role.ctas == CtaCount::FromSplit);
+        let (fused, helpers): (Vec<usize>, Vec<usize>) = timed.partition(from_split);
+        if fused.is_empty() {
+            return vec![(None, helpers)];
+        }
+        let helper = |launch: usize| (Some(compiled.launches[launch].name.clone()), vec![launch]);
+        std::iter::once((None, fused)).chain(helpers.into_iter().map(helper)).collect()
     }
 
     fn roles(&self, run: &Run, rank: usize, time_us: f64) -> Vec<RoleReport> {
+        let launches = self.timed_launches();
+        let kinds = launches.iter().flat_map(|launches| RoleKind::ALL.map(|kind| (launches, kind)));
+        kinds.filter_map(|((helper, among), kind)| self.role(run, rank, time_us, kind, (helper, among))).collect()
+    }
+
+    /// What a kind of role did in some launches; nothing where it has no tasks there.
+    fn role(
+        &self,
+        run: &Run,
+        rank: usize,
+        time_us: f64,
+        kind: RoleKind,
+        (helper, among): (&Option<String>, &[usize]),
+    ) -> Option<RoleReport> {
         let program = &self.compiled.programs[self.compiled.program_of[rank] as usize];
-        let mut reports = Vec::new();
-        for kind in RoleKind::ALL {
-            let of_kind = || self.timed_roles(program).filter(move |(_, role)| role.kind == kind);
-            if of_kind().all(|(_, role)| role.tasks == 0) {
-                continue;
-            }
-            // Lanes share their CTA's time; the worker of a collective stands for all its CTAs.
-            let summed = |ps: &[u64]| -> f64 {
-                let of_role = |(r, role): (usize, &RoleC)| {
-                    let ctas = if role.collective { f64::from(self.ctas(run, r)) } else { 1.0 };
-                    us(ps[r]) * ctas / f64::from(role.lanes)
-                };
-                of_kind().map(of_role).sum()
-            };
-            let ctas = self.most_ctas(run, rank, kind);
-            let (busy_us, wait_us) = (summed(&run.busy[rank]), summed(&run.waited[rank]));
-            let present_us = f64::from(ctas) * time_us;
-            reports.push(RoleReport {
-                role: kind,
-                ctas,
-                tasks: of_kind().map(|(_, role)| u64::from(role.tasks)).sum(),
-                busy_us,
-                wait_us,
-                idle_us: present_us - busy_us - wait_us,
-                utilisation: if present_us == 0.0 { 0.0 } else { busy_us / present_us },
-            });
+        let of_kind = || {
+            let all = program.roles.iter().enumerate();
+            all.filter(|(_, role)| role.kind == kind && among.contains(&(role.launch as usize)))
+        };
+        let tasks: u64 = of_kind().map(|(_, role)| u64::from(role.tasks)).sum();
+        if tasks == 0 {
+            return None;
         }
-        reports
+        // Lanes share their CTA's time; the worker of a collective stands for all its CTAs.
+        let summed = |ps: &[u64]| -> f64 {
+            let of_role = |(r, role): (usize, &RoleC)| {
+                let ctas = if role.collective { f64::from(self.ctas(run, r)) } else { 1.0 };
+                us(ps[r]) * ctas / f64::from(role.lanes)
+            };
+            of_kind().map(of_role).sum()
+        };
+        let ctas = self.most_ctas(run, rank, kind, among);
+        let (busy_us, wait_us) = (summed(&run.busy[rank]), summed(&run.waited[rank]));
+        let present_us = f64::from(ctas) * time_us;
+        Some(RoleReport {
+            role: kind,
+            helper: helper.clone(),
+            ctas,
+            tasks,
+            busy_us,
+            wait_us,
+            idle_us: present_us - busy_us - wait_us,
+            utilisation: if present_us == 0.0 { 0.0 } else { busy_us / present_us },
+        })
     }
 
     fn waits(&self, run: &Run, rank: usize) -> Vec<WaitReport> {

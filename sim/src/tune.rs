@@ -14,6 +14,7 @@ use crate::predict::Simulation;
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tilewire_kernels::schedule::CtaCount;
 use tilewire_kernels::{RoleKind, RoleSplit};
 
@@ -40,16 +41,27 @@ impl TuneConfig {
         let compiled = simulation.compiled();
         let tasks = |&program: &u32| compiled.programs[program as usize].tasks.len();
         let per_run: usize = compiled.program_of.iter().map(tasks).sum();
-        let affordable = (PROMPT_TASKS / per_run.max(1)).max(PROMPT_SIMULATIONS);
-        Self { budget: Some(affordable.min(simulations)), gap: 0.01 }
+        Self { budget: Some(affordable(per_run).min(simulations)), gap: 0.01 }
     }
+}
+
+/// Simulations of so many tasks each that a prompt search may make.
+fn affordable(per_run: usize) -> usize {
+    let within = |tasks: usize| tasks / per_run.max(1);
+    within(PROMPT_TASKS).max(within(PATIENT_TASKS).clamp(FEW_SIMULATIONS, PROMPT_SIMULATIONS))
 }
 
 /// Tasks that a prompt search simulates in all, about.
 const PROMPT_TASKS: usize = 15_000_000;
 
-/// Simulations that a prompt search may make however large the case is.
+/// Simulations that a prompt search may make of large cases, as long as they are no more than [`PATIENT_TASKS`] in all.
 const PROMPT_SIMULATIONS: usize = 64;
+
+/// Tasks that a prompt search simulates in all of cases so large that [`PROMPT_TASKS`] would leave it few simulations.
+const PATIENT_TASKS: usize = 100_000_000;
+
+/// Simulations that a prompt search may make however large the case is: the first splits, and a step from the best.
+const FEW_SIMULATIONS: usize = 16;
 
 /// A split that was simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,6 +231,9 @@ pub fn tune(
             first.push(Bounds { low, high }.candidate(sms));
         }
     }
+    if search.budget < PROMPT_SIMULATIONS {
+        first.insert(0, by_bound(&bound, first[0], low, high, sms));
+    }
     search.simulate(&first);
     search.descend(low, high, sms);
 
@@ -271,6 +286,48 @@ pub fn tune(
     })
 }
 
+/// CTAs that a local search moves between roles, one after the other.
+const STEPS: [u32; 5] = [16, 8, 4, 2, 1];
+
+/// Splits that a move of `step` CTAs to a role leads to, from idle SMs or from another role.
+fn moves(counts: [u32; 4], step: u32, low: [u32; 4], high: [u32; 4], sms: u32) -> Vec<[u32; 4]> {
+    let mut moves = Vec::new();
+    for to in 0..4 {
+        for from in 0..5 {
+            let mut next = counts;
+            if from == to {
+                continue;
+            }
+            next[to] += step;
+            if from < 4 {
+                if next[from] < low[from] + step {
+                    continue;
+                }
+                next[from] -= step;
+            }
+            let fits = next.iter().sum::<u32>() <= sms;
+            if fits && (0..4).all(|k| (low[k]..=high[k]).contains(&next[k])) {
+                moves.push(next);
+            }
+        }
+    }
+    moves
+}
+
+/// The split that a local search for the least bound ends at: a good first one where few can be simulated.
+fn by_bound(bound: &ShownBound, from: [u32; 4], low: [u32; 4], high: [u32; 4], sms: u32) -> [u32; 4] {
+    let key = |counts: [u32; 4]| (bound.at_most(counts), counts.iter().sum::<u32>(), counts);
+    let mut best = key(from);
+    for step in STEPS {
+        while let Some(next) =
+            moves(best.2, step, low, high, sms).into_iter().map(key).min().filter(|&next| next < best)
+        {
+            best = next;
+        }
+    }
+    best.2
+}
+
 struct Search<'a> {
     shown: Shown<'a>,
     seen: BTreeMap<[u32; 4], Option<u64>>,
@@ -293,8 +350,13 @@ impl Search<'_> {
                 fresh.push(counts);
             }
         }
-        let times: Vec<Result<u64, SimError>> =
-            fresh.par_iter().map(|&counts| self.shown.time_ps(&split_of(counts))).collect();
+        let done = AtomicUsize::new(self.tried.len());
+        let time = |&counts: &[u32; 4]| {
+            let time = self.shown.time_ps(&split_of(counts));
+            (self.progress)(done.fetch_add(1, Ordering::Relaxed) + 1);
+            time
+        };
+        let times: Vec<Result<u64, SimError>> = fresh.par_iter().map(time).collect();
         for (counts, time) in fresh.into_iter().zip(times) {
             let time = match time {
                 Ok(time) => Some(time),
@@ -312,40 +374,29 @@ impl Search<'_> {
                 }
             }
         }
-        (self.progress)(self.tried.len());
     }
 
     /// Local search: moves CTAs between roles in shrinking steps while that helps.
     fn descend(&mut self, low: [u32; 4], high: [u32; 4], sms: u32) {
-        for step in [16, 8, 4, 2, 1] {
+        for step in STEPS {
             loop {
                 let Some((before, _, counts)) = self.best else { return };
-                let mut moves = Vec::new();
-                for to in 0..4 {
-                    // From idle SMs, or from another role.
-                    for from in 0..5 {
-                        let mut next = counts;
-                        if from == to {
-                            continue;
-                        }
-                        next[to] += step;
-                        if from < 4 {
-                            if next[from] < low[from] + step {
-                                continue;
-                            }
-                            next[from] -= step;
-                        }
-                        let fits = next.iter().sum::<u32>() <= sms;
-                        if fits && (0..4).all(|k| (low[k]..=high[k]).contains(&next[k])) {
-                            moves.push(next);
-                        }
-                    }
-                }
-                self.simulate(&moves);
+                self.simulate(&moves(counts, step, low, high, sms));
                 if self.tried.len() >= self.budget || self.best.is_none_or(|b| b.0 >= before) {
                     break;
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_makes_fewer_simulations_the_larger_they_are_and_always_some() {
+        let budgets = [1_000, 33_000, 1_400_000, 4_000_000, 8_400_000, usize::MAX].map(affordable);
+        assert_eq!(budgets, [15_000, 454, 64, 25, 16, 16]);
     }
 }

@@ -111,6 +111,11 @@ impl Case {
         }
     }
 
+    /// What to know of defaults that the shape forced.
+    pub fn notes(&self) -> Vec<String> {
+        self.kernel.notes(self.set, &self.spec())
+    }
+
     /// Whether the seed decides anything: noise, or who chooses which expert.
     pub fn draws(&self) -> bool {
         self.noise || self.draws_routing()

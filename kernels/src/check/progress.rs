@@ -187,10 +187,16 @@ impl<'a> Progress<'a> {
         false
     }
 
+    /// Whether all launches before a launch have ended; one without tasks ends as it begins.
     fn launch_begun(&self, class: usize, launch: usize) -> bool {
-        let launches = self.schedule.launches.len();
-        let ended = |&before: &usize| self.left[class * launches + before] == 0 && self.launch_begun(class, before);
-        self.schedule.launches[launch].after.iter().all(ended)
+        let launches = &self.schedule.launches;
+        // In their order, as `after` leads to earlier ones: on the way back there are too many ways through many phases.
+        let mut ended: Vec<bool> = Vec::with_capacity(launch);
+        let begun = |ended: &[bool], l: usize| launches[l].after.iter().all(|&before| ended.get(before) == Some(&true));
+        for earlier in 0..launch {
+            ended.push(self.left[class * launches.len() + earlier] == 0 && begun(&ended, earlier));
+        }
+        begun(&ended, launch)
     }
 
     /// Opens roles whose launch has begun and that a CTA has come to; returns whether any was opened.

@@ -95,6 +95,9 @@ pub enum ShapeError {
     /// A wait that a `Ready` role cannot evaluate.
     #[error("a Ready role takes start waits only, at most {MAX_READY_WAITS} of {MAX_READY_FLAGS} flags in all: {0}")]
     ReadyWait(String),
+    /// A restart that nothing heeds.
+    #[error("restart in a list that is not strided, whose tasks go to whoever is free")]
+    Restart,
     /// A gate that the op does not have.
     #[error("{gate:?} wait on a {op}, which has no such point")]
     Gate {
@@ -135,6 +138,9 @@ pub fn check_task(
     }
     if let Claim::Ready { .. } = claim {
         check_ready(&task.waits)?;
+    }
+    if task.restart && claim != Claim::Strided {
+        return Err(ShapeError::Restart);
     }
     for signal in &task.signals {
         check_slot(schedule, signal.flag, u64::from(signal.flag.slot))?;

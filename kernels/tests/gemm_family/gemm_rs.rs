@@ -36,9 +36,11 @@ fn store_and_add(case: &Case) -> BTreeMap<u64, (usize, usize)> {
 #[test]
 fn a_lead_that_nothing_would_use_is_refused() {
     let refused = |kernel, cluster, options: &[(&'static str, &'static str)]| {
-        let case =
-            Case::new(kernel, Tilewire, cluster, [8192, 4096, 256]).with(&[("open_lead_tiles", "32")]).with(options);
-        case.try_build().err().map_or_else(String::new, |error| error.to_string())
+        let case = Case::new(kernel, Tilewire, cluster, [8192, 4096, 256]);
+        let defaults = case.spec().options;
+        let spec = case.with(&[("open_lead_tiles", "32")]).with(options).spec();
+        let kernel = tilewire_kernels::kernel(kernel).expect("in the registry");
+        kernel.check_used(&spec, &defaults).err().map_or_else(String::new, |error| error.to_string())
     };
     for (kernel, options, why) in [
         ("gemm_rs", ("staging", "helper_zero"), "with staging = helper_zero, where a helper opens all chunks"),
@@ -49,7 +51,7 @@ fn a_lead_that_nothing_would_use_is_refused() {
             "with slice_order = absolute, where all GPUs walk the slices together",
         ),
     ] {
-        let problem = format!("{kernel}: open_lead_tiles = 32 changes nothing {why}; set open_lead_tiles = 0");
+        let problem = format!("option open_lead_tiles of {kernel} is 32, which changes nothing {why}; leave it at 64");
         assert_eq!(refused(kernel, (1, 8), &[options]), problem);
         for unasked in ["0", "64"] {
             assert_eq!(refused(kernel, (1, 8), &[options, ("open_lead_tiles", unasked)]), "", "0 or the default");

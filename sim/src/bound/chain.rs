@@ -105,7 +105,7 @@ struct Forward<'a> {
 const LAUNCH: u32 = u32::MAX;
 
 /// Time of a task's main part alone, less what it may have done while the output of the tile before waited.
-pub(super) fn main_ps(times: &Times, record: &CostRecord) -> u64 {
+pub(crate) fn main_ps(times: &Times, record: &CostRecord) -> u64 {
     rest_of_steps(times, record, 0, 1)
 }
 

@@ -10,14 +10,20 @@
 //!   computing CTAs, so this is the droop of the clock as a bound: more SMs help, but less and less.
 //! - *Chains of dependent tasks* (`chain`): work that can begin no earlier than `x` and has at least `y` behind it fits
 //!   into the time less `x + y` (`need`), for each of the arguments above.
+//!
+//! What binds a run (`binding`) is the first two arguments for that run's own CTAs, and the proxies.
 
+mod binding;
 mod chain;
 mod need;
+
+pub(crate) use binding::shared;
+pub(crate) use chain::main_ps;
 
 use crate::compile::{Compiled, CostRecord, Form, NONE, Program, PublishC, ResourceKind, RoleC, Work};
 use crate::engine::UNWATCHED;
 use crate::predict::Simulation;
-use chain::{Chains, main_ps};
+use chain::Chains;
 use need::Need;
 use std::ops::Range;
 use tilewire_kernels::schedule::{Claim, CtaCount, Drain};
@@ -57,29 +63,19 @@ impl<'a> LowerBound<'a> {
     /// Prepares bounds for all CTA counts.
     pub fn new(simulation: &'a Simulation) -> Self {
         let compiled = simulation.compiled();
+        let shared = simulation.shared().iter().map(|&(_, ps)| ps).max().unwrap_or(0);
         let roles = compiled
             .programs
             .iter()
             .map(|program| (0..program.roles.len()).map(|r| RoleWork::of(compiled, program, r)).collect())
             .collect();
-        let noise = compiled.noise.as_ref();
-        let clock = noise.map_or(1.0, |noise| {
-            (0..compiled.ranks.len()).map(|rank| noise.slowdown(rank)).fold(1.0, f64::min) * (1.0 - 1e-9)
-        });
         let chained = Chains::new(compiled).map(|chains| {
             let first = |program: usize| compiled.program_of.iter().position(|&p| p as usize == program);
             let ranks = (0..compiled.programs.len()).map(|program| first(program).unwrap_or(0));
             let needs = ranks.map(|rank| need::of_roles(compiled, &chains, rank)).collect();
             (need::of_resources(compiled, &chains).max(chains.longest), needs)
         });
-        Self {
-            compiled,
-            fixed: resources(compiled).max(proxies(compiled)),
-            roles,
-            chained,
-            clock,
-            added: simulation.added_ps(),
-        }
+        Self { compiled, fixed: shared, roles, chained, clock: fastest_clock(compiled), added: simulation.added_ps() }
     }
 
     /// No split with at most these CTAs per role (in the order of [`RoleKind::ALL`]) is faster than this, ps; the time is
@@ -159,19 +155,8 @@ impl<'a> LowerBound<'a> {
             CtaCount::Fixed(n) => n,
             CtaCount::AllBut(_) => sms,
         };
-        // CTAs that may recycle into the role, directly or through others, count as its own.
-        let mut own = ctas(r);
-        let mut into = vec![r];
-        let mut next = 0;
-        while next < into.len() {
-            for other in launch.clone() {
-                if program.roles[other].recycle as usize == into[next] && !into.contains(&other) {
-                    own += ctas(other);
-                    into.push(other);
-                }
-            }
-            next += 1;
-        }
+        let into = workers_of(program, launch, r);
+        let own: u32 = into.iter().map(|&r| ctas(r)).sum();
         let lanes = into.iter().map(|&r| program.roles[r].lanes).max().unwrap_or(1);
         (own.min(sms), lanes, into.len() > 1)
     }
@@ -184,6 +169,28 @@ impl<'a> LowerBound<'a> {
         }
         ((u128::from(base) * u128::from(powered) + flops * PS_PER_S) / u128::from(capacity.max(1))) as u64
     }
+}
+
+/// Roles of a launch whose workers may do a role's tasks: itself, and those that recycle into it, directly or through others.
+fn workers_of(program: &Program, launch: Range<usize>, r: usize) -> Vec<usize> {
+    let mut into = vec![r];
+    let mut next = 0;
+    while next < into.len() {
+        for other in launch.clone() {
+            if program.roles[other].recycle as usize == into[next] && !into.contains(&other) {
+                into.push(other);
+            }
+        }
+        next += 1;
+    }
+    into
+}
+
+/// Share of the nominal compute work that the fastest rank has: noise makes ranks differ.
+fn fastest_clock(compiled: &Compiled) -> f64 {
+    compiled.noise.as_ref().map_or(1.0, |noise| {
+        (0..compiled.ranks.len()).map(|rank| noise.slowdown(rank)).fold(1.0, f64::min) * (1.0 - 1e-9)
+    })
 }
 
 /// Longer than any run: work without workers.
@@ -270,8 +277,8 @@ fn busiest(times: &[u64], role: &RoleC, sms: u32) -> Vec<u64> {
     std::iter::once(with(0)).chain(least).collect()
 }
 
-/// The largest, over all ranks and resources, of what all tasks take from it over its capacity.
-fn resources(compiled: &Compiled) -> u64 {
+/// By kind, the largest, over all ranks, of what all tasks take from a resource over its capacity, ps.
+fn resources(compiled: &Compiled) -> Vec<u64> {
     let per_rank = ResourceKind::count(compiled.times.rails) as usize;
     let work: Vec<Vec<u128>> = compiled.programs.iter().map(|program| work_by_class(compiled, program)).collect();
     let mut loads = vec![0_u128; compiled.ranks.len() * per_rank];
@@ -283,8 +290,13 @@ fn resources(compiled: &Compiled) -> u64 {
             }
         }
     }
-    let times = loads.iter().enumerate().map(|(i, load)| load / u128::from(compiled.capacities[i % per_rank].0.max(1)));
-    times.max().unwrap_or(0) as u64
+    let mut times = vec![0; per_rank];
+    for rank in loads.chunks(per_rank) {
+        for ((time, load), (capacity, _)) in times.iter_mut().zip(rank).zip(&compiled.capacities) {
+            *time = (*time).max((load / u128::from((*capacity).max(1))) as u64);
+        }
+    }
+    times
 }
 
 /// Picoseconds at full speed of all flows of each class.
@@ -311,8 +323,8 @@ fn work_by_class(compiled: &Compiled, program: &Program) -> Vec<u128> {
 /// The busiest thread of all proxies.
 ///
 /// Before the last message of a queue starts, all commands of the queue were taken and posted, and as many completions
-/// handled as commands exceed the cap in flight. Every immediate that raises a flag which somebody waits for is handled
-/// before the run ends.
+/// handled as commands exceed the cap in flight. Every completion and every immediate that raises a flag whose adds
+/// somebody waits for, all of them, is handled before the run ends. For the other completions nobody waits.
 fn proxies(compiled: &Compiled) -> u64 {
     let times = &compiled.times;
     let threads = times.threads.max(1) as usize;
@@ -320,19 +332,23 @@ fn proxies(compiled: &Compiled) -> u64 {
     for (number, (&rank, &program)) in compiled.ranks.iter().zip(&compiled.program_of).enumerate() {
         let program = &compiled.programs[program as usize];
         let queues = program.puts.iter().map(|put| usize::from(put.queue) + 1).max().unwrap_or(0);
-        let mut commands: Vec<u64> = vec![0; queues];
+        // Commands, and completions that are waited for.
+        let mut commands: Vec<(u64, u64)> = vec![(0, 0); queues];
+        let all_awaited = |program: &Program, flag: u32| !matches!(program.countdown[flag as usize], 0 | UNWATCHED);
         let puts = compiled.timed_tasks(program).filter(|(_, task)| task.put != NONE);
         for put in puts.map(|(_, task)| &program.puts[task.put as usize]) {
-            commands[usize::from(put.queue)] += 1;
+            let (posts, awaited) = &mut commands[usize::from(put.queue)];
+            *posts += 1;
+            *awaited += u64::from(put.sent != NONE && all_awaited(program, put.sent));
             let target = compiled.folded.number(compiled.folded.at(rank, Offset { dn: put.dn, dg: put.dg }));
-            let level = compiled.programs[compiled.program_of[target] as usize].countdown[put.arrived as usize];
-            if put.publish == PublishC::Proxy && !compiled.stale_arrivals && level != 0 && level != UNWATCHED {
+            let receiver = &compiled.programs[compiled.program_of[target] as usize];
+            if put.publish == PublishC::Proxy && !compiled.stale_arrivals && all_awaited(receiver, put.arrived) {
                 busy[target * threads + usize::from(put.queue) % threads] += times.completion;
             }
         }
-        for (queue, commands) in commands.into_iter().enumerate() {
-            let completions = commands.saturating_sub(u64::from(times.in_flight));
-            busy[number * threads + queue % threads] += commands * times.post + completions * times.completion;
+        for (queue, (posts, awaited)) in commands.into_iter().enumerate() {
+            let completions = posts.saturating_sub(u64::from(times.in_flight)).max(awaited);
+            busy[number * threads + queue % threads] += posts * times.post + completions * times.completion;
         }
     }
     busy.into_iter().max().unwrap_or(0)

@@ -178,8 +178,9 @@ impl Compiled {
             ));
         }
         compiler.make_records();
+        let times = Times::new(machine);
         for program in &mut programs {
-            account(program, &compiler, &launches);
+            account(program, &compiler, &times, &launches);
         }
         set_countdowns(&mut programs, schedule, &representatives, &family_base);
 
@@ -211,7 +212,7 @@ impl Compiled {
             family_base,
             dropped,
             raisers,
-            times: Times::new(machine),
+            times,
             capacities: capacities(machine, config.clock, compiler.peers.get()),
             stale_arrivals,
             power: (machine.power_limit == PowerLimit::Average).then(|| {

@@ -191,7 +191,7 @@ pub struct RoleC {
     pub tasks: u32,
     /// See [`Strides`](tilewire_kernels::schedule::Strides).
     pub restarts: Vec<u32>,
-    /// Sum over tasks of the time that they hold their CTA at full speed, whole form.
+    /// Sum over tasks of the least time that they hold their CTA, whole form.
     pub work_ps: u128,
     /// Before each task: the start of a block, for one-task-per-block grids; the search for a ready task, by the
     /// interpreter.

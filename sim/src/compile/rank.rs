@@ -5,8 +5,9 @@ use super::hash::FastMap;
 use super::key::cost_key;
 use super::panels::Panels;
 use super::{
-    Flow, LaunchC, NONE, Program, PublishC, PutC, ResourceKind, RoleC, SPAN, SignalC, SpanC, TaskC, WaitC, Work,
+    Flow, LaunchC, NONE, Program, PublishC, PutC, ResourceKind, RoleC, SPAN, SignalC, SpanC, TaskC, Times, WaitC, Work,
 };
+use crate::bound::main_ps;
 use crate::engine::UNWATCHED;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -190,7 +191,7 @@ fn spread_lone_spans(program: &mut Program) {
 }
 
 /// Sums over a program's tasks, once their costs are known; totals of those that run while the clock does.
-pub(super) fn account(program: &mut Program, compiler: &Compiler<'_>, launches: &[LaunchC]) {
+pub(super) fn account(program: &mut Program, compiler: &Compiler<'_>, times: &Times, launches: &[LaunchC]) {
     let mut totals: HashMap<ResourceKind, u128> = HashMap::new();
     // By symmetry, others take from the own rank's resources what it takes from theirs.
     let mut add = |flow: Flow, count: u64| {
@@ -216,7 +217,7 @@ pub(super) fn account(program: &mut Program, compiler: &Compiler<'_>, launches: 
             let main = form.fixed + form.step * u64::from(record.steps);
             // A store that overlaps the next tile holds its CTA for no time of its own.
             let overlapped = record.work == Work::Tile && record.drain == Drain::Overlap;
-            let held = main + if overlapped { 0 } else { form.out.work };
+            let held = main_ps(times, record) + if overlapped { 0 } else { form.out.work };
             role.work_ps += u128::from(held) * u128::from(count);
             role.collective |= record.work == Work::Collective;
             program.longest_ps = program.longest_ps.max(main + form.out.work);

@@ -1,10 +1,11 @@
 //! Nothing beats its lower bound, and the number of pieces does not change what bandwidth decides.
 
 use crate::support::*;
-use tilewire_kernels::schedule::{At, Claim, Op};
+use tilewire_kernels::schedule::{At, Claim, Op, Wait};
 use tilewire_kernels::{Fabric, RoleKind};
 use tilewire_sim::compile::{Compiled, Form};
-use tilewire_sim::{Config, Prediction, Simulation, engine};
+use tilewire_sim::predict::BoundBy;
+use tilewire_sim::{Config, Prediction, Protocol, Simulation, engine};
 
 #[test]
 fn nothing_beats_bytes_over_bandwidth_and_flops_over_peak() {
@@ -31,6 +32,62 @@ fn nothing_beats_bytes_over_bandwidth_and_flops_over_peak() {
             }
         }
     }
+}
+
+/// Where a handful of chunks is all there is, posts and latencies decide, and a bound that counts what nobody waits for
+/// shows: completions of the last puts, or arrivals of a launch before.
+#[test]
+fn nothing_beats_its_bound_however_small_it_is() {
+    let protocols = [Protocol::Fair, LOOPED, ISOLATED];
+    let configs: Vec<Config> = protocols
+        .into_iter()
+        .flat_map(|protocol| [None, Some(7)].map(|noise_seed| Config { protocol, noise_seed, ..full() }))
+        .collect();
+    let mut compared = 0;
+    for name in ["h200-efa", "h200-cx7", "h200-1gpu"] {
+        let machine = shipped_machine(name);
+        for cluster in [cluster(1, 2), cluster(2, 1), cluster(4, 1), cluster(2, 2), cluster(8, 1)] {
+            for case in SETS.into_iter().flat_map(|set| tiny_kernels(set, cluster, machine.fabric)) {
+                for config in &configs {
+                    let simulation = Simulation::new(&case.schedule, &machine, config).expect("compiles");
+                    for ctas in [1, 4] {
+                        let Prediction { time_us, bound_by, bound_us, .. } =
+                            simulation.predict(&case.split(ctas)).expect("runs");
+                        let (name, protocol) = (&case.name, config.protocol);
+                        assert!(
+                            bound_us <= time_us,
+                            "{name} {protocol:?} by {ctas}: {time_us} us beats {bound_by:?} {bound_us} us"
+                        );
+                        compared += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(compared > 1000, "only {compared}");
+}
+
+/// Sixteen commands of a thread, of which the last eight completions come after all is done.
+#[test]
+fn completions_that_nobody_waits_for_bound_nothing() {
+    let proxy = [("proxy.in_flight", 8.0), ("proxy.fifo_depth", 64.0), ("proxy.push_ns", 100.0)];
+    let machine = with(round_machine(Fabric::IbRc), &proxy);
+    let bound = |sent: bool| {
+        let send = role(RoleKind::InterSend, Claim::Strided);
+        let toy = Toy::on(cluster(2, 1), vec![send]).symmetric().tasks(move |_, _, _| {
+            let puts = (0..16).map(|i| put(8, 1, 0, publish(Fabric::IbRc), i, sent.then_some(16)));
+            let all_sent = sync().wait(Wait::on(FAMILY, 16, 16));
+            puts.chain(sent.then_some(all_sent)).collect()
+        });
+        let simulation = Simulation::new(&toy, &machine, &full()).expect("compiles");
+        let run = simulation.run(&split(0, 0, 1, 0), Form::Whole, false).expect("runs");
+        let shared = simulation.bound(&run);
+        assert!(shared.1 <= run.end as f64 / 1e6);
+        shared
+    };
+    // 800 ns a post and 400 a completion.
+    assert_eq!(bound(false), (BoundBy::Proxy, 16.0));
+    assert_eq!(bound(true), (BoundBy::Proxy, 19.2));
 }
 
 /// The two bounds that need nothing from the simulator.

@@ -4,11 +4,16 @@ use crate::support::*;
 use tilewire_kernels::OptionSet;
 use tilewire_sim::{Clock, Config, Loop, Protocol, Simulation};
 
-/// The cold share of launches of so many ms in thousandths, on a card that stays cold for 80 ms under load.
-fn share(protocol: Protocol, ms: u64) -> u32 {
+/// A simulation under a protocol, on a card that stays cold for 80 ms under load.
+fn cold_for_80_ms(protocol: Protocol) -> Simulation {
     let machine = with(shipped_machine("h200-efa"), &[("gpu.cold_ms", 80.0)]);
     let schedule = Toy::node(1, vec![compute()]).tasks(|_, _, _| Vec::new());
-    let simulation = Simulation::new(&schedule, &machine, &Config { protocol, ..full() }).expect("compiles");
+    Simulation::new(&schedule, &machine, &Config { protocol, ..full() }).expect("compiles")
+}
+
+/// The cold share of its launches of so many ms in thousandths.
+fn share(protocol: Protocol, ms: u64) -> u32 {
+    let simulation = cold_for_80_ms(protocol);
     (simulation.cold_share(ms * 1000 * US) * 1000.0).round() as u32
 }
 
@@ -30,6 +35,19 @@ fn the_first_launches_of_a_loop_are_cold() {
     assert_eq!([8, 10, 16].map(|ms| share(looped(3, 10, true), ms)), [1000, 0, 0]);
     assert_eq!([8, 80, 160].map(|ms| share(ISOLATED, ms)), [1000, 1000, 500]);
     assert_eq!(share(Protocol::Fair, 1), 0);
+}
+
+/// All of ten launches of 8 ms are cold; of 10 ms eight are, and behind twenty launches that nobody times none.
+#[test]
+fn a_loop_shows_the_mean_and_asks_for_warm_launches_where_there_are_some() {
+    let shown = |warm_up, cold_ms: u64, later: Result<u64, &'static str>| {
+        let later_ps = || later.map(|ms| ms * 1000 * US);
+        cold_for_80_ms(looped(warm_up, 10, false)).loop_ps(cold_ms * 1000 * US, later_ps)
+    };
+    assert_eq!(shown(0, 8, Err("nobody asks")), Ok(8000 * US));
+    assert_eq!(shown(0, 10, Ok(15)), Ok(11_000 * US));
+    assert_eq!(shown(20, 10, Ok(15)), Ok(15_000 * US));
+    assert_eq!(shown(0, 10, Err("stuck")), Err("stuck"));
 }
 
 #[test]

@@ -449,10 +449,30 @@ fn problem(kind: ProblemKind, kernel: &str, cluster: Cluster, scale: u64) -> Pro
 
 /// All kernels of an option set on a cluster, as far as the set permits it.
 pub fn kernels(set: OptionSet, cluster: Cluster, fabric: Fabric, scale: u64) -> Vec<Case> {
+    kernels_of(set, cluster, fabric, |kind, name| problem(kind, name, cluster, scale))
+}
+
+/// The same with a tile, a chunk, or a block or two for each rank.
+pub fn tiny_kernels(set: OptionSet, cluster: Cluster, fabric: Fabric) -> Vec<Case> {
+    let ranks = cluster.ranks() as u64;
+    kernels_of(set, cluster, fabric, |kind, name| match kind {
+        ProblemKind::Gemm if name == "ag_gemm" => Problem::Gemm { m: 256 * ranks, n: 256, k: 256 },
+        ProblemKind::Gemm => Problem::Gemm { m: 128 * ranks, n: 512 * u64::from(cluster.nodes), k: 128 },
+        ProblemKind::Moe => Problem::Moe { tokens: 128 * ranks, hidden: 512, inter: 256, topk: 1, experts: 2 * ranks },
+        ProblemKind::Attention => Problem::Attention { seq: 384 * ranks, batch: 1, heads: 1, head_dim: 128 },
+    })
+}
+
+fn kernels_of(
+    set: OptionSet,
+    cluster: Cluster,
+    fabric: Fabric,
+    problem: impl Fn(ProblemKind, &str) -> Problem,
+) -> Vec<Case> {
     KERNELS
         .iter()
         .filter_map(|kernel| {
-            let problem = problem(kernel.problem_kind(), kernel.name(), cluster, scale);
+            let problem = problem(kernel.problem_kind(), kernel.name());
             let mut options = kernel.options(set, &problem, cluster);
             // Kernels that do not list these options have no such sizes.
             let _ = options.set("chunk_tiles", "2");

@@ -167,6 +167,29 @@ fn the_search_over_a_mixed_loop_beats_every_split_and_its_bound_none() {
     assert!(mixed > 50, "only {mixed}");
 }
 
+/// Simulations of the largest cases are few; the bound costs next to nothing.
+#[test]
+fn a_search_of_few_simulations_begins_where_no_step_has_a_lower_bound() {
+    let machine = shipped_machine("h200-efa");
+    for case in kernels(OptionSet::Tilewire, cluster(2, 4), machine.fabric, 4) {
+        let simulation = Simulation::new(&case.schedule, &machine, &Config::default()).expect("compiles");
+        let config = TuneConfig { budget: Some(1), gap: 0.0 };
+        let tuned = tune(Shown { cold: None, later: &simulation }, &[], &config, &|_| ()).expect("a split");
+        assert_eq!(tuned.tried.len(), 1);
+        let (bound, first) = (LowerBound::new(&simulation), counts(&tuned.split));
+        for (to, from) in (0..4).flat_map(|to| (0..5).map(move |from| (to, from))).filter(|(to, from)| to != from) {
+            let mut step = first;
+            step[to] += 1;
+            if from < 4 {
+                let Some(left) = step[from].checked_sub(1) else { continue };
+                step[from] = left;
+            }
+            let legal = step.iter().sum::<u32>() <= 132 && (0..4).all(|k| (step[k] > 0) == (first[k] > 0));
+            assert!(!legal || bound.at_most(step) >= bound.at_most(first), "{}: {first:?} to {step:?}", case.name);
+        }
+    }
+}
+
 #[test]
 fn the_search_finds_what_trying_all_splits_finds() {
     let machine = with(shipped_machine("h200-efa"), &[("gpu.sms", 24.0)]);
