@@ -1031,6 +1031,6 @@ int main(int argc, char** argv) {
   if (cmd == "pushes") { setup(1ull << 30); pushes(); return 0; }
   if (cmd == "mixes") { setup(64ull << 20); mixes(); return 0; }
   if (cmd == "launch") { setup(64ull << 20); launch_costs(); return 0; }
-  fprintf(stderr, "usage: lab check|one|clocks|ctas|soak|sustained|trace|k|cold|paired|chained|gated|gaps|flags|interference|moves|gathers|mixes|launch ...\n");
+  fprintf(stderr, "usage: lab check|one|clocks|ctas|soak|sustained|trace|k|cold|paired|chained|gated|gaps|flags|interference|moves|gathers|pushes|mixes|launch ...\n");
   return 2;
 }
