@@ -443,7 +443,7 @@ impl Plan {
 
     fn check_combination(&self) -> Result<(), BuildError> {
         let unsupported = |what: &str| Err(BuildError::Unsupported { kernel: NAME, what: what.into() });
-        if self.forward_by_copies && !self.copy_to_all {
+        if self.forward_by_copies && self.targets() > 1 {
             return unsupported(
                 "forward = after_publish needs one copy task per chunk: set copy_targets = all, nvls = true, or forward = on_arrival",
             );
@@ -732,10 +732,14 @@ impl Plan {
         }
     }
 
+    /// Copy tasks of a chunk.
+    const fn targets(&self) -> u64 {
+        if self.copy_to_all { 1 } else { self.gpus - self.direct_rows as u64 }
+    }
+
     /// The wait of every copy of a landed block under `phase_gate`.
     fn gate(&self) -> Option<Wait> {
-        let targets = if self.copy_to_all { 1 } else { self.gpus - u64::from(self.direct_rows) };
-        let copies = self.units * self.chunks * targets;
+        let copies = self.units * self.chunks * self.targets();
         (self.phase_gate && self.nodes > 1).then(|| Wait::on(PHASE, 0, copies as u32))
     }
 

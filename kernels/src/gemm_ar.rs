@@ -278,20 +278,27 @@ impl Kernel for GemmAr {
 
     fn notes(&self, set: OptionSet, spec: &Spec) -> Vec<String> {
         let nodes = u64::from(spec.cluster.nodes);
+        let mut notes = Vec::new();
+        if set == OptionSet::Tilewire && spec.cluster.gpus_per_node > 2 && !spec.options.flag("nvls") {
+            let switch = "sums without the switch, whose multicast the device code does not use: with nvls = true and \
+                          node_sum = pull links carry less";
+            notes.push(switch.to_owned());
+        }
         let direct = spec.options.word("exchange") == "direct";
         if set == OptionSet::Published || !direct || nodes <= 2 || shared_tiles(&spec.problem, nodes).is_some() {
-            return Vec::new();
+            return notes;
         }
         let (n, multiple) = (problem_width(&spec.problem), 128 * nodes);
         let nearest = match n / multiple * multiple {
             0 => multiple.to_string(),
             below => format!("{below} or {}", below + multiple),
         };
-        vec![format!(
+        notes.push(format!(
             "exchange = direct, as n = {n} is no multiple of {multiple} ({nodes} nodes share the sums by tiles of 128 \
              columns): {:.1} times the bytes that scatter_gather would send; nearest n for it: {nearest}",
             nodes as f64 / 2.0
-        )]
+        ));
+        notes
     }
 
     fn inputs(&self, spec: &Spec, rank: Rank) -> Vec<Slice> {

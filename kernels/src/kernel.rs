@@ -346,8 +346,9 @@ impl Posting {
     }
 
     /// Default of one of [`QUEUES`], [`QUEUE_ORDER`] and [`EFA_PUBLISH`]. Source of the published ones: mKernel at
-    /// 610c6f8 and 0db10a5, `bench/run_2node.sh` and `bench/run.sh` (8 queue pairs, flags by writes of their own for
-    /// every kernel on EFA), `include/comm/internode/session_efa.h` (the first half of the queue pairs on one rail).
+    /// 610c6f8 and 0db10a5, `bench/run_2node.sh` and `bench/run.sh` (flags by writes of their own for every kernel on EFA,
+    /// later for `gemm_ar` only; 8 queue pairs for all others), `include/comm/internode/session_efa.h` (the first half of
+    /// the queue pairs on one rail).
     pub fn default_option(published: bool, name: &str) -> Value {
         match name {
             "queues" => Value::Int(if published { 8 } else { 4 }),

@@ -8,7 +8,8 @@ use std::fmt;
 pub enum OptionSet {
     /// As the published kernel is known to be, helpers and hazards included.
     Published,
-    /// Our best schedule: no needless gate, put sources protected, consumption order equal to arrival order, symmetric.
+    /// Our best schedule of those that the device code runs: no needless gate, put sources protected, consumption order
+    /// equal to arrival order, symmetric, no multicast.
     Tilewire,
 }
 

@@ -42,7 +42,7 @@ pub enum Protocol {
         /// Launches are timed one by one, each after a pause: the clock starts before the host's work for the launch of the
         /// fused kernel, behind its helpers, on each rank by itself, and the largest time of any rank counts.
         isolated: bool,
-        /// The card waits for the host at every launch, for what `launch.iteration_us` says.
+        /// Every launch of the loop costs `launch.iteration_us` beside its kernels.
         waits_for_host: bool,
         /// What is timed, and so how warm the card is.
         timed: Loop,

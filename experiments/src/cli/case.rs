@@ -200,7 +200,7 @@ pub struct CaseArgs {
 /// An option set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OptionsArg {
-    /// Our best schedule.
+    /// Our best schedule of those that the device code runs.
     Tilewire,
     /// As the published kernels are.
     Published,

@@ -128,7 +128,7 @@ pub struct PublishedProtocol {
     pub stale_arrivals: bool,
     /// Launches are timed one by one.
     pub isolated: bool,
-    /// The card waits for the host at every launch of the loop.
+    /// Every launch of the loop costs `launch.iteration_us` beside its kernels.
     pub waits_for_host: bool,
     /// Largest size that it was used for; none: all above.
     pub up_to: Option<u64>,

@@ -85,6 +85,18 @@ fn every_variant_is_sound() {
     }
 }
 
+/// Between two GPUs a chunk has one copy task whatever `copy_targets` says, which is all that a forward by copies asks.
+#[test]
+fn two_gpus_forward_what_their_copies_published() {
+    let forward = [("exchange", "ring"), ("forward", "after_publish")];
+    let case = |gpus: u64| {
+        let shape = [64 * 3 * gpus, 32, 64];
+        Case::new(KERNEL, Tilewire, (3, gpus as u16), shape).with(&SMALL_TILES).with(&forward)
+    };
+    check_findings(&case(2).build(), false);
+    assert!(error(&case(4)).contains("copy_targets = all"));
+}
+
 #[test]
 fn published_visits_the_last_arrival_first_from_three_nodes_on() {
     let case = Case::new(KERNEL, Published, (4, 1), [64 * 4, 32, 64]).with(&SMALL_TILES);
