@@ -36,7 +36,7 @@ use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Posting, Problem,
     ProblemKind, Product, QUEUE_ORDER, QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides,
-    fits_u32, open_lead_tiles, opening_order, spec_text, split_depth_inputs, unused_without_neighbours,
+    fits_u32, open_lead, open_lead_tiles, opening_order, spec_text, split_depth_inputs, unused_without_neighbours,
     unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
@@ -439,9 +439,7 @@ impl Plan {
             own_chunks: chunks / sharers,
             span: if options.word("interleave") == "row" { super_m * chunks_across / sharers } else { 1 },
             relative,
-            open_lead_tiles: GemmAr
-                .unused(spec, "open_lead_tiles")
-                .map_or_else(|| options.int("open_lead_tiles"), |_| 0),
+            open_lead_tiles: open_lead(&GemmAr, spec),
             pull: pull && gpus > 1,
             double_store: options.flag("double_store"),
             nvls: options.flag("nvls") && gpus > 1,

@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, Rank};
 use crate::kernel::{
     BuildError, DRAIN, EFA_PUBLISH, Element, Expected, Kernel, MAIN_LOOP, OPEN_LEAD_TILES, Posting, Problem,
     ProblemKind, Product, QUEUE_ORDER, QUEUES, STAGES, Slice, Spec, TILE_K, TILE_M, TILE_N, TileRule, divides,
-    fits_u32, open_lead_tiles, opening_order, spec_text, split_depth_inputs, unused_without_neighbours,
+    fits_u32, open_lead, open_lead_tiles, opening_order, spec_text, split_depth_inputs, unused_without_neighbours,
     unused_without_puts,
 };
 use crate::options::{OptionSet, OptionSpec, Value, Values};
@@ -345,9 +345,7 @@ impl Plan {
             per_rank,
             owner_store: owner_store && gpus > 1,
             by_row_block: options.word("tile_order") == "row_block",
-            open_lead_tiles: GemmRs
-                .unused(spec, "open_lead_tiles")
-                .map_or_else(|| options.int("open_lead_tiles"), |_| 0),
+            open_lead_tiles: open_lead(&GemmRs, spec),
             early_ready: options.flag("early_ready"),
             dead_store: options.flag("dead_store"),
             any_send: options.word("send_order") == "any",

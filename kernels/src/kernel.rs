@@ -445,6 +445,12 @@ pub(crate) const fn open_lead_tiles(cluster: Cluster) -> u64 {
     if cluster.nodes == 1 && cluster.gpus_per_node > 1 { 64 } else { 0 }
 }
 
+/// The lead that [`OPEN_LEAD_TILES`] asks for; none where nothing depends on it.
+pub(crate) fn open_lead(kernel: &impl Kernel, spec: &Spec) -> u64 {
+    let name = OPEN_LEAD_TILES.name;
+    kernel.unused(spec, name).map_or_else(|| spec.options.int(name), |_| 0)
+}
+
 /// Why nothing depends on an option that only puts use.
 pub(crate) fn unused_without_puts(spec: &Spec) -> Option<&'static str> {
     (spec.cluster.nodes == 1).then_some("on one node, where nothing is put")

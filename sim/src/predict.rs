@@ -145,8 +145,9 @@ impl From<BoundBy> for String {
 
 /// What the CTAs of a role did, on the slowest rank: busy, wait and idle add up to `ctas * time`.
 ///
-/// A helper launch, one whose CTAs the split does not give, has a report of its own for each of its roles. A CTA counts where it starts. What it does after it has recycled into another role is its own time, and so is the
-/// time before its launch, after its end and, under a published protocol, between two launches (idle).
+/// A helper launch, one whose CTAs the split does not give, has a report of its own for each of its roles. A CTA counts
+/// where it starts. What it does after it has recycled into another role is its own time, and so is the time before its
+/// launch, after its end and, under a published protocol, between two launches (idle).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RoleReport {
     /// Role.
