@@ -83,6 +83,8 @@ pub struct Compiled {
     pub times: Times,
     /// Capacity and base demand of one rank's resources.
     pub capacities: Vec<(u64, u64)>,
+    /// Every rank's flows cross the same of its own and of its peers' resources.
+    pub ranks_alike: bool,
     /// Put arrivals count as satisfied from the start.
     pub stale_arrivals: bool,
     /// Noise, when asked for.
@@ -214,6 +216,7 @@ impl Compiled {
             raisers,
             times,
             capacities: capacities(machine, config.clock, compiler.peers.get()),
+            ranks_alike: !leafy,
             stale_arrivals,
             power: (machine.power_limit == PowerLimit::Average).then(|| {
                 let (knee, fixed) = droop(machine, config.clock);

@@ -233,7 +233,6 @@ struct Here<'a> {
     costs: &'a [CostRow],
     /// Where its state among that of all ranks begins.
     flag0: usize,
-    class0: u32,
 }
 
 struct Engine<'a> {
@@ -270,7 +269,6 @@ impl<'a> Engine<'a> {
             costs: &t.costs,
             instants: t.instants.get(roles).unwrap_or_default(),
             flag0: rank * t.flags,
-            class0: (rank * t.classes) as u32,
         }
     }
 
@@ -291,7 +289,7 @@ impl<'a> Engine<'a> {
     #[expect(clippy::inline_always, reason = "twice per task; a call costs as much as the work")]
     #[inline(always)]
     fn flow(&mut self, h: &Here<'a>, flow: Flow, tag: u32, set: u64) {
-        self.s.sharing.start(h.class0 + flow.class, self.s.timers.now, flow.work, tag, set);
+        self.s.network.start(self.c, h.rank, self.s.timers.now, flow, tag, set);
     }
 
     /// Compute work of a rank at the speed of its clock. The demand on shared resources stays that of nominal speed.
@@ -320,7 +318,7 @@ impl<'a> Engine<'a> {
         if self.s.helpers == 0 {
             self.start_clock(0);
         }
-        self.s.timers.refresh(&self.s.sharing);
+        self.s.timers.refresh(&self.s.network);
         let mut round = Vec::new();
         while self.s.timers.advance(&mut round) {
             while !round.is_empty() {
@@ -334,8 +332,8 @@ impl<'a> Engine<'a> {
                 self.s.timers.next_round(&mut round);
             }
             let timers = &mut self.s.timers;
-            self.s.sharing.solve(timers.now, |rank| timers.move_ends(rank as usize));
-            self.s.timers.refresh(&self.s.sharing);
+            self.s.network.solve(self.c, timers.now, |rank| timers.move_ends(rank));
+            self.s.timers.refresh(&self.s.network);
             if self.timeline {
                 self.sample_carried();
             }
@@ -351,7 +349,7 @@ impl<'a> Engine<'a> {
         }
         let now = self.s.timers.now;
         let mut ended = std::mem::take(&mut self.s.ended);
-        self.s.sharing.finish(h.rank as u32, now, &mut ended);
+        self.s.network.finish(h.rank, now, &mut ended);
         for Flows { tag, set, .. } in ended.drain(..) {
             self.out.events += u64::from(set.count_ones());
             let id = tag & !ended::KIND;

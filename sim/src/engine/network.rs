@@ -1,11 +1,171 @@
-//! Which resources the flows of each rank cross.
+//! The flows of all ranks and the resources that they cross.
+//!
+//! Ranks of one skeleton mostly do the same at the same picosecond. As long as all of them start the same flows at the
+//! same times, which is checked flow by flow, bandwidth is shared out once, among the flows of one rank that stand for
+//! those of all: every rank's classes cross the resources of the same offsets, so that each resource carries for one rank
+//! what it carries for another. With the first flow that differs each rank's flows go on by themselves, from where they are.
 
-use crate::compile::{Compiled, Demand, NONE, ResourceKind};
-use crate::share::Sharing;
+use crate::compile::{Compiled, Demand, Flow, NONE, ResourceKind};
+use crate::share::{Flows, NEVER, Sharing};
 use tilewire_kernels::{Offset, Rank};
 
+/// Flows that a rank starts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Start {
+    flow: Flow,
+    tag: u32,
+    set: u64,
+}
+
+/// The flows of all ranks.
+#[derive(Default)]
+pub(super) struct Network {
+    /// Every rank's flows, once ranks differ.
+    each: Sharing,
+    /// The flows of one rank, which stand for those of all until then.
+    one: Sharing,
+    in_step: bool,
+    /// Ranks have begun to differ since the last solution.
+    parted: bool,
+    /// Classes of a rank.
+    classes: u32,
+    /// What ranks start at this time, in step: what the first of them to do so did.
+    starts: Vec<Start>,
+    /// How much of it each rank has started.
+    started: Vec<u32>,
+    /// When flows have ended last, in step, and which.
+    ended_at: u64,
+    ended: Vec<Flows>,
+    /// When each rank has seen to its ended flows last, in step.
+    seen_at: Vec<u64>,
+    /// When the first flow of every rank ends, in step.
+    next_end: u64,
+}
+
+impl Network {
+    /// No flows.
+    pub fn reset(&mut self, c: &Compiled) {
+        let ranks = c.ranks.len();
+        self.in_step = c.ranks_alike && ranks > 1;
+        self.parted = false;
+        self.classes = c.classes.len() as u32;
+        self.starts.clear();
+        self.started.clear();
+        self.started.resize(ranks, 0);
+        self.ended_at = NEVER;
+        self.seen_at.clear();
+        self.seen_at.resize(ranks, NEVER);
+        self.next_end = NEVER;
+        if self.in_step {
+            fresh(&mut self.one, || one_for_all(c));
+        } else {
+            fresh(&mut self.each, || all_ranks(c));
+        }
+    }
+
+    /// Starts flows of a rank, see [`Sharing::start`].
+    #[expect(clippy::inline_always, reason = "twice per task; a call costs as much as the work")]
+    #[inline(always)]
+    pub fn start(&mut self, c: &Compiled, rank: usize, now: u64, flow: Flow, tag: u32, set: u64) {
+        if self.in_step {
+            let start = Start { flow, tag, set };
+            let started = &mut self.started[rank];
+            if *started as usize == self.starts.len() {
+                self.starts.push(start);
+            }
+            if self.starts[*started as usize] == start {
+                *started += 1;
+                return;
+            }
+            self.part(c, now);
+        }
+        self.each.start(rank as u32 * self.classes + flow.class, now, flow.work, tag, set);
+    }
+
+    /// Appends the flows of a rank that have ended by `now`, see [`Sharing::finish`].
+    pub fn finish(&mut self, rank: usize, now: u64, ended: &mut Vec<Flows>) {
+        if self.in_step && self.ended_at != now {
+            self.ended_at = now;
+            self.ended.clear();
+            self.one.finish(0, now, &mut self.ended);
+        }
+        if self.ended_at != now {
+            self.each.finish(rank as u32, now, ended);
+        } else if self.seen_at[rank] != now {
+            // Also of a rank that does so after others have parted.
+            self.seen_at[rank] = now;
+            ended.extend_from_slice(&self.ended);
+        }
+    }
+
+    /// Gives every flow its rate for the time after `now`; calls `changed(rank)` for each rank whose next end moved.
+    pub fn solve(&mut self, c: &Compiled, now: u64, mut changed: impl FnMut(usize)) {
+        let ranks = self.started.len();
+        if self.in_step && !self.starts.is_empty() {
+            if self.started.iter().any(|&started| started as usize != self.starts.len()) {
+                self.part(c, now);
+            } else {
+                for Start { flow, tag, set } in self.starts.drain(..) {
+                    self.one.start(flow.class, now, flow.work, tag, set);
+                }
+                self.started.fill(0);
+            }
+        }
+        if self.in_step {
+            let mut moved = false;
+            self.one.solve(now, |_| moved = true);
+            if moved {
+                self.next_end = self.one.next_end(0);
+                (0..ranks).for_each(changed);
+            }
+            return;
+        }
+        if std::mem::take(&mut self.parted) {
+            (0..ranks).for_each(&mut changed);
+        }
+        self.each.solve(now, |rank| changed(rank as usize));
+    }
+
+    /// When the first flow of a rank ends, see [`Sharing::next_end`].
+    pub fn next_end(&self, rank: usize) -> u64 {
+        if self.in_step { self.next_end } else { self.each.next_end(rank as u32) }
+    }
+
+    /// Bytes/s that a resource of the first rank carries now.
+    pub fn carried(&self, resource: u32) -> u64 {
+        if self.in_step { self.one.carried(resource) } else { self.each.carried(resource) }
+    }
+
+    /// From now on ranks differ: each gets the flows that one had for all, and those that it has started since.
+    #[cold]
+    #[inline(never)]
+    fn part(&mut self, c: &Compiled, now: u64) {
+        self.in_step = false;
+        self.parted = true;
+        fresh(&mut self.each, || all_ranks(c));
+        for (rank, &started) in (0..).zip(&self.started) {
+            let first = rank * self.classes;
+            for (flows, left) in self.one.live(now) {
+                self.each.resume(first + flows.class, now, left, flows.tag, flows.set);
+            }
+            for start in &self.starts[..started as usize] {
+                self.each.start(first + start.flow.class, now, start.flow.work, start.tag, start.set);
+            }
+        }
+    }
+}
+
+/// Without flows, and made when it is first needed.
+fn fresh(sharing: &mut Sharing, make: impl FnOnce() -> Sharing) {
+    if sharing.is_empty() {
+        *sharing = make();
+    } else {
+        sharing.reset();
+    }
+}
+
 /// Resources of all ranks, and the classes of flows that cross them.
-pub(super) fn new_sharing(c: &Compiled) -> Sharing {
+fn all_ranks(c: &Compiled) -> Sharing {
     let per_rank = ResourceKind::count(c.times.rails);
     let own = c.ranks.iter().flat_map(|_| c.capacities.iter().copied());
     let leaves = c.leaves.into_iter().flat_map(|leaves| {
@@ -22,6 +182,24 @@ pub(super) fn new_sharing(c: &Compiled) -> Sharing {
             });
             sharing.add_class(owner as u32, mixed, own.chain(leaf_links(c, rank, class)));
         }
+    }
+    sharing
+}
+
+/// The resources of one rank, and the classes of flows that cross them when all ranks do the same: what one takes from
+/// another's, a third takes from its own.
+fn one_for_all(c: &Compiled) -> Sharing {
+    let mut sharing = Sharing::new(c.capacities.iter().copied());
+    for (class, mixed) in c.classes.iter().zip(main_only(c)) {
+        let mut folded: Vec<(u32, u64)> = Vec::with_capacity(class.len());
+        for &(_, kind, demand) in class.iter().filter(|&&(_, _, demand)| demand > 0) {
+            let resource = kind.index(c.times.rails);
+            match folded.iter_mut().find(|known| known.0 == resource) {
+                Some(known) => known.1 += demand,
+                None => folded.push((resource, demand)),
+            }
+        }
+        sharing.add_class(0, mixed, folded);
     }
     sharing
 }

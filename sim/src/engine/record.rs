@@ -106,7 +106,7 @@ impl<'a> Engine<'a> {
 
     pub(super) fn sample_carried(&mut self) {
         for resource in 0..ResourceKind::count(self.c.times.rails) {
-            let carried = self.s.sharing.carried(resource);
+            let carried = self.s.network.carried(resource);
             let last = &mut self.s.last_carried[resource as usize];
             if *last != Some(carried) {
                 *last = Some(carried);

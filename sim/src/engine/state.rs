@@ -3,18 +3,18 @@
 use super::claims::{RoleState, WINDOW};
 use super::flags::{Flags, SpanState};
 use super::launches::{LaunchState, Rendezvous};
-use super::network::new_sharing;
+use super::network::Network;
 use super::puts::Proxy;
 use super::tables::Tables;
 use super::timers::Timers;
 use crate::compile::{Compiled, NONE, ResourceKind};
 use crate::noise::{Purpose, Stream};
-use crate::share::{Flows, Sharing};
+use crate::share::Flows;
 
 /// State of a run.
 #[derive(Default)]
 pub(super) struct RunState {
-    pub sharing: Sharing,
+    pub network: Network,
     pub timers: Timers,
     pub flags: Flags,
     /// Apart from what ranks change of each other.
@@ -105,11 +105,7 @@ impl RankState {
 impl RunState {
     pub fn reset(&mut self, c: &Compiled, t: &Tables) {
         let n = c.ranks.len();
-        if self.sharing.is_empty() {
-            self.sharing = new_sharing(c);
-        } else {
-            self.sharing.reset();
-        }
+        self.network.reset(c);
         self.timers.reset(n);
         self.flags.reset(c, t.compute_only);
         self.ranks.resize_with(n, RankState::default);

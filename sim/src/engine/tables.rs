@@ -112,12 +112,11 @@ pub(super) struct Tables {
     /// Family of each flag: looked up at the end of every wait.
     pub family_of: Vec<u16>,
     pub roles_per_program: usize,
-    /// Workers, words of worker bits, launches, families, classes and flags of a rank.
+    /// Workers, words of worker bits, launches, families and flags of a rank.
     pub workers: usize,
     pub words: usize,
     pub launches: usize,
     pub families: usize,
-    pub classes: usize,
     pub flags: usize,
     /// Spans of the program that has most.
     pub spans: usize,
@@ -201,7 +200,6 @@ impl Tables {
         self.words = self.workers.div_ceil(64);
         self.launches = c.launches.len();
         self.families = c.dropped.len();
-        self.classes = c.classes.len();
         self.spans = c.programs.iter().map(|p| p.spans.len()).max().unwrap_or(0);
         self.flags = c.family_base[c.family_base.len() - 1] as usize;
     }

@@ -6,8 +6,9 @@
 //! Most timers run for one of a few constant latencies, so that those of one kind are set in the order in which they
 //! fire: two queues take what comes in order, and a heap takes the rest.
 
+use super::network::Network;
 use super::state::bit_of;
-use crate::share::{NEVER, Sharing};
+use crate::share::NEVER;
 use crate::tree::Tree;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -243,14 +244,14 @@ impl Timers {
     }
 
     /// Finds the next event of every rank that changed.
-    pub fn refresh(&mut self, sharing: &Sharing) {
+    pub fn refresh(&mut self, network: &Network) {
         // Ranks that do the same change together.
         let many = 4 * self.stale.len() > self.ranks.len();
         for i in 0..self.stale.len() {
             let rank = self.stale[i] as usize;
             self.is_stale[rank] = false;
             if std::mem::take(&mut self.ends_moved[rank]) {
-                self.flows_end[rank] = sharing.next_end(rank as u32);
+                self.flows_end[rank] = network.next_end(rank);
             }
             let next = self.ranks[rank].next_time().min(self.flows_end[rank]);
             if many {

@@ -55,10 +55,26 @@ impl Group {
         self.list.is_empty()
     }
 
+    /// Adds flows that have so much to do, 32 fractional bits. False if others end later.
+    #[expect(clippy::inline_always, reason = "twice per task; a call costs as much as the work")]
+    #[inline(always)]
+    pub fn start(&mut self, now: u64, left: u128, flows: Flows) -> bool {
+        if self.idle {
+            (self.v, self.since, self.theta, self.idle) = (0, now, FULL_SPEED, false);
+        }
+        self.insert(self.clock(now) + left, flows.class, flows.tag, flows.set)
+    }
+
+    /// Its flows, and what they have left, 32 fractional bits.
+    pub fn live(&self, now: u64) -> impl Iterator<Item = (Flows, u128)> {
+        let v = self.clock(now);
+        self.list[self.head as usize..].iter().map(move |batch| (batch.flows, batch.ends() - v))
+    }
+
     /// Adds flows. The parts of a batch are put together in their place: a processor that stores them one by one elsewhere
     /// and copies them together waits for the stores. False if others end later.
     #[inline]
-    pub fn insert(&mut self, ends: u128, class: u32, tag: u32, set: u64) -> bool {
+    fn insert(&mut self, ends: u128, class: u32, tag: u32, set: u64) -> bool {
         if self.list.last().is_some_and(|last| last.ends() > ends) {
             self.insert_before_last(ends, class, tag, set);
             return false;

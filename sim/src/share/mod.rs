@@ -34,7 +34,8 @@ pub const NEVER: u64 = u64::MAX;
 /// Flows of a class that ended together: those of the bits that are set, by the numbers that their starter gave them.
 #[derive(Clone, Copy, Debug)]
 pub struct Flows {
-    class: u32,
+    /// Their class.
+    pub class: u32,
     /// What the starter attached.
     pub tag: u32,
     /// A bit for each flow.
@@ -375,13 +376,27 @@ impl Sharing {
             return;
         }
         c.recent = recent;
-        if group.idle {
-            (group.v, group.since, group.theta, group.idle) = (0, now, FULL_SPEED, false);
-        }
-        let ends = group.clock(now) + (u128::from(work) << 32);
-        if !group.insert(ends, class, tag, set) {
+        if !group.start(now, u128::from(work) << 32, Flows { class, tag, set }) {
             c.recent.0 = NEVER;
         }
+    }
+
+    /// As [`Sharing::start`], for flows that have `left` to do: picoseconds at full speed, 32 fractional bits.
+    pub fn resume(&mut self, class: u32, now: u64, left: u128, tag: u32, set: u64) {
+        let c = &mut self.classes[class as usize];
+        c.members += set.count_ones();
+        c.recent.0 = NEVER;
+        if !c.touched {
+            c.touched = true;
+            self.touched.push(class);
+        }
+        self.groups[c.group as usize].start(now, left, Flows { class, tag, set });
+    }
+
+    /// The flows that run, and what each of them has left at `now`, as [`Sharing::resume`] takes it: those of a class that
+    /// end first come first, of those that end together those that came first.
+    pub fn live(&self, now: u64) -> impl Iterator<Item = (Flows, u128)> {
+        self.groups.iter().flat_map(move |group| group.live(now))
     }
 
     /// Removes the flows of an owner's classes that have ended by `now`, and appends them: class by class, those that are

@@ -6,6 +6,7 @@ mod closed_forms;
 mod completes;
 mod conservation;
 mod determinism;
+mod in_step;
 mod isolated;
 mod loops;
 mod metamorphic;
