@@ -188,7 +188,7 @@ impl<'a> Engine<'a> {
             self.fill_window(h, own, r);
             own.with_worker(w, |own, cta| {
                 if self.take_found(h, own, cta, row.first + index, flag) {
-                    self.go_on_with(h, own, cta);
+                    self.go_on(h, own, cta);
                 }
             });
         }
@@ -196,8 +196,10 @@ impl<'a> Engine<'a> {
         let state = &mut own.roles[r];
         if state.entered >= row.tasks && state.entered - state.next == state.claimed.count_ones() {
             while let Some(Reverse(w)) = own.roles[r].idle.pop() {
-                own.workers[w as usize].state = State::Free;
-                self.go_on(h, own, w);
+                own.with_worker(w, |own, cta| {
+                    cta.state = State::Free;
+                    self.go_on(h, own, cta);
+                });
             }
         }
         true

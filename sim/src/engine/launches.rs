@@ -2,7 +2,7 @@
 //!
 //! Helpers of an isolated launch run first, on all ranks, and a barrier behind them starts the clock.
 
-use super::state::Worker;
+use super::state::{Worker, worker_of};
 use super::timers::kind;
 use super::{Engine, Here, RankState, State};
 use crate::compile::LaunchC;
@@ -76,7 +76,7 @@ impl<'a> Engine<'a> {
             for index in 0..row.workers {
                 let w = row.worker0 + index;
                 let position = if row.restarts { h.strides(r).first(index) } else { index };
-                own.workers[w as usize] =
+                *worker_of(&mut own.workers, w) =
                     Worker { state, role: r as u16, home: r as u16, position, ..Worker::absent(w) };
                 own.make_runnable(w);
             }

@@ -400,7 +400,7 @@ impl<'a> Engine<'a> {
         let mut blocked = Vec::new();
         for (rank, own) in ranks.iter().enumerate() {
             let h = self.here(rank);
-            for (w, worker) in own.workers.iter().enumerate() {
+            for (w, worker) in own.workers.as_flattened().iter().enumerate() {
                 let waits = matches!(worker.state, State::Start | State::Step | State::Output);
                 let waited =
                     if waits { Some((worker.task, own.pauses[w].waited_for)) } else { h.window_head(own, worker) };

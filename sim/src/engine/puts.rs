@@ -71,10 +71,11 @@ impl<'a> Engine<'a> {
             return;
         }
         proxy.fifo_used += 1;
-        let task = own.workers[w as usize].task;
-        let put = h.tasks[task as usize].put;
-        self.s.timers.push(h.rank, self.s.timers.now + self.c.times.fifo, kind::FIFO, put, 0);
-        own.with_worker(w, |own, cta| self.complete(h, own, cta));
+        own.with_worker(w, |own, cta| {
+            let put = h.tasks[cta.task as usize].put;
+            self.s.timers.push(h.rank, self.s.timers.now + self.c.times.fifo, kind::FIFO, put, 0);
+            self.complete(h, own, cta);
+        });
         own.make_runnable(w);
     }
 

@@ -127,7 +127,8 @@ impl<'a> Engine<'a> {
         let used =
             |workers: &[Worker]| workers.iter().rposition(|worker| worker.task != NONE).map_or(0, |last| last + 1);
         let used_by = |row: &RoleRow| {
-            let of_rank = |own: &RankState| used(&own.workers[row.worker0 as usize..][..row.workers as usize]);
+            let of_rank =
+                |own: &RankState| used(&own.workers.as_flattened()[row.worker0 as usize..][..row.workers as usize]);
             let workers = ranks.iter().map(of_rank).max().unwrap_or(0);
             (workers as u32).div_ceil(row.lanes)
         };

@@ -31,7 +31,8 @@ pub(super) struct RunState {
 #[derive(Default)]
 pub(super) struct RankState {
     pub spans: Vec<SpanState>,
-    pub workers: Vec<Worker>,
+    /// 64 at a time, as their bits.
+    pub workers: Vec<Word>,
     pub pauses: Vec<Pause>,
     /// When a worker's warp that raises flags is free.
     pub signallers: Vec<u64>,
@@ -76,7 +77,8 @@ impl RankState {
     fn reset(&mut self, c: &Compiled, t: &Tables, rank: usize) {
         refill(&mut self.spans, t.spans, SpanState::NEW);
         self.workers.clear();
-        self.workers.extend((0..t.workers as u32).map(Worker::absent));
+        let word = |word: u32| std::array::from_fn(|bit| Worker::absent(64 * word + bit as u32));
+        self.workers.extend((0..t.words as u32).map(word));
         refill(&mut self.pauses, t.workers, Pause::NONE);
         refill(&mut self.signallers, t.workers, 0);
         refill(&mut self.runnable, t.words, 0);
@@ -182,6 +184,9 @@ pub(super) struct Worker {
     pub computing: bool,
 }
 
+/// Workers whose bits stand together in a word.
+pub(super) type Word = [Worker; 64];
+
 /// What a worker needs only when it waits, and for the timeline.
 #[derive(Clone, Copy)]
 pub(super) struct Pause {
@@ -229,13 +234,25 @@ pub(super) fn bit_of(w: u32) -> (u32, u64) {
     (w / 64, 1 << (w % 64))
 }
 
+/// A worker among those of its rank.
+#[inline]
+pub(super) fn worker_of(workers: &mut [Word], w: u32) -> &mut Worker {
+    &mut workers[w as usize / 64][w as usize % 64]
+}
+
+/// The worker of a word that the lowest of some bits stands for.
+#[inline]
+pub(super) fn lowest_of(word: &mut Word, bits: u64) -> &mut Worker {
+    &mut word[bits.trailing_zeros() as usize % 64]
+}
+
 impl RankState {
     /// Does something with a worker, in its place: nothing that it does looks at the other workers of the rank. Copied to and
     /// fro, a worker would be read in wider pieces than it was written in, which a processor waits for.
     #[inline]
     pub fn with_worker<R>(&mut self, w: u32, with: impl FnOnce(&mut Self, &mut Worker) -> R) -> R {
         let mut workers = std::mem::take(&mut self.workers);
-        let result = with(self, &mut workers[w as usize]);
+        let result = with(self, worker_of(&mut workers, w));
         self.workers = workers;
         result
     }

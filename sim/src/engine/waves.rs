@@ -1,6 +1,6 @@
 //! Which workers go on, and what many do alike: tiles of a wave begin and end together.
 
-use super::state::{RankState, State};
+use super::state::{RankState, State, Word, lowest_of};
 use super::{Engine, Here, ended};
 use crate::compile::{Flow, NONE, Work};
 use tilewire_kernels::schedule::Claim;
@@ -9,24 +9,27 @@ impl<'a> Engine<'a> {
     /// Lets the workers that can go on do so, lowest first, then hands out ready tasks, until nothing moves.
     pub(super) fn advance_workers(&mut self, h: &Here<'a>, own: &mut RankState) {
         loop {
-            for word in 0..self.t.words {
+            // Put back at the end: nothing that happens here looks at other workers.
+            let mut workers = std::mem::take(&mut own.workers);
+            for (word, workers) in workers.iter_mut().enumerate() {
                 let mut bits = std::mem::take(&mut own.runnable[word]);
                 while bits != 0 {
-                    let w = word as u32 * 64 + bits.trailing_zeros();
-                    let alike = match own.workers[w as usize].state {
-                        State::Filling if self.steady => self.begin_alike(h, own, word, bits),
-                        State::Running if self.t.some_hold => self.end_alike(h, own, word, bits),
-                        State::Free if !self.timeline => self.take_alike(h, own, word, bits),
+                    let worker = lowest_of(workers, bits);
+                    let alike = match worker.state {
+                        State::Filling if self.steady => self.begin_alike(h, own, word, workers, bits),
+                        State::Running if self.t.some_hold => self.end_alike(h, own, word, workers, bits),
+                        State::Free if !self.timeline => self.take_alike(h, word, workers, bits),
                         _ => 0,
                     };
                     if alike == 0 {
-                        self.go_on(h, own, w);
+                        self.go_on(h, own, lowest_of(workers, bits));
                         bits &= bits - 1;
                     } else {
                         bits &= !alike;
                     }
                 }
             }
+            own.workers = workers;
             if !self.serve_ready_role(h, own) {
                 break;
             }
@@ -37,11 +40,11 @@ impl<'a> Engine<'a> {
     /// are tiles that wait for nothing but their first loads, for equally long, and returns their bits. As
     /// [`Engine::take_next`] does it one by one.
     #[inline(never)]
-    fn take_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, bits: u64) -> u64 {
+    fn take_alike(&mut self, h: &Here<'a>, word: usize, workers: &mut Word, bits: u64) -> u64 {
         let now = self.s.timers.now;
         let (mut left, mut delay) = (bits, 0);
         while left != 0 {
-            let worker = &mut own.workers[word * 64 + left.trailing_zeros() as usize];
+            let worker = lowest_of(workers, left);
             let role = &h.roles[usize::from(worker.role)];
             let listed = role.claim == Claim::Strided && !role.restarts && worker.position < role.tasks;
             if worker.state != State::Free || !listed {
@@ -75,15 +78,15 @@ impl<'a> Engine<'a> {
     /// Begins equal tiles of the first workers of a word whose bits are set, whose first loads are there, and returns their
     /// bits. As [`Engine::begin`] does it one by one, where nothing but their cost decides how long they take.
     #[inline(never)]
-    fn begin_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, bits: u64) -> u64 {
+    fn begin_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, workers: &mut Word, bits: u64) -> u64 {
         let (mut left, mut begun) = (bits, 0);
-        let of = h.tasks[own.workers[word * 64 + bits.trailing_zeros() as usize].task as usize].cost;
+        let of = h.tasks[lowest_of(workers, bits).task as usize].cost;
         let row = &h.costs[usize::from(of)];
         if row.work != Work::Tile || row.crowd > 0 || row.whole == 0 {
             return 0;
         }
         while left != 0 {
-            let worker = &mut own.workers[word * 64 + left.trailing_zeros() as usize];
+            let worker = lowest_of(workers, left);
             let alike = worker.state == State::Filling && worker.step == row.steps;
             if !alike || h.tasks[worker.task as usize].cost != of {
                 break;
@@ -103,15 +106,15 @@ impl<'a> Engine<'a> {
     /// Lets the first workers of a word whose bits are set, whose main loops have ended, write equal tiles that nothing holds
     /// back and that hold back their CTAs, and returns their bits. As [`Engine::main_ended`] does it one by one.
     #[inline(never)]
-    fn end_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, bits: u64) -> u64 {
+    fn end_alike(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, workers: &mut Word, bits: u64) -> u64 {
         let (mut left, mut over) = (bits, 0);
-        let of = h.tasks[own.workers[word * 64 + bits.trailing_zeros() as usize].task as usize].cost;
+        let of = h.tasks[lowest_of(workers, bits).task as usize].cost;
         let row = &h.costs[usize::from(of)];
         if !row.holds() {
             return 0;
         }
         while left != 0 {
-            let worker = &mut own.workers[word * 64 + left.trailing_zeros() as usize];
+            let worker = lowest_of(workers, left);
             if worker.state != State::Running || worker.step != row.steps || worker.storing {
                 break;
             }
@@ -126,16 +129,16 @@ impl<'a> Engine<'a> {
             left &= left - 1;
         }
         if over != 0 {
-            self.raise_early(h, own, word, over);
+            self.raise_early(h, own, workers, over);
             self.flow(h, row.out, ended::OUT | word as u32, over);
         }
         over
     }
 
     /// Raises what workers of a word raise before they write.
-    fn raise_early(&mut self, h: &Here<'a>, own: &mut RankState, word: usize, mut set: u64) {
+    fn raise_early(&mut self, h: &Here<'a>, own: &mut RankState, workers: &mut Word, mut set: u64) {
         while h.any_early && set != 0 {
-            let task = own.workers[word * 64 + set.trailing_zeros() as usize].task;
+            let task = lowest_of(workers, set).task;
             for signal in h.program.early_signals_of(&h.tasks[task as usize]) {
                 self.raise_one(h, own, signal, 0);
             }

@@ -1,6 +1,6 @@
 //! What a CTA (or a lane of one) does with a task: wait, work, write, signal, take the next.
 
-use super::state::{State, Worker, bit_of};
+use super::state::{State, Worker, bit_of, lowest_of};
 use super::tables::CostRow;
 use super::timers::kind;
 use super::{Engine, Here, RankState, ended};
@@ -44,15 +44,10 @@ impl<'a> Engine<'a> {
         own.busy[usize::from(cta.home)] += self.s.timers.now - cta.start - stalled;
     }
 
-    /// Moves a worker on as far as it can go now.
-    pub(super) fn go_on(&mut self, h: &Here<'a>, own: &mut RankState, w: u32) {
-        own.with_worker(w, |own, cta| self.go_on_with(h, own, cta));
-    }
-
-    /// As [`Engine::go_on`], for a worker at hand. What most tasks go through is apart from the rest: a function of all has to
+    /// Moves a worker on as far as it can go now. What most tasks go through is apart from the rest: a function of all has to
     /// save a dozen registers at every call.
     #[inline]
-    pub(super) fn go_on_with(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) {
+    pub(super) fn go_on(&mut self, h: &Here<'a>, own: &mut RankState, cta: &mut Worker) {
         loop {
             let goes_on = match cta.state {
                 State::Free => self.take_next(h, own, cta),
@@ -428,8 +423,9 @@ impl<'a> Engine<'a> {
     pub(super) fn stores_ended(&mut self, h: &Here<'a>, own: &mut RankState, word: u32, mut set: u64) {
         // Put back at the end: nothing that happens here looks at workers.
         let mut workers = std::mem::take(&mut own.workers);
+        let of_word = &mut workers[word as usize];
         while set != 0 {
-            let cta = &mut workers[(word * 64 + set.trailing_zeros()) as usize];
+            let cta = lowest_of(of_word, set);
             set &= set - 1;
             self.store_ended(h, own, cta);
             // A worker only joins roles of its own launch, so that it does not matter which one it is in by now.
