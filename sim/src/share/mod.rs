@@ -87,6 +87,8 @@ struct Crossing {
 #[derive(Clone, Copy, Default)]
 struct Presence {
     visited: u32,
+    /// Its place among those that are solved again.
+    piece: u32,
     /// Had no members at the last solution, and its speed is not found yet.
     fresh: bool,
 }
@@ -180,6 +182,8 @@ pub struct Sharing {
     component: Vec<Remainder>,
     pieces: Vec<Piece>,
     links: Vec<Link>,
+    /// What else holds pieces back, the lowest first: cap and place.
+    caps: Vec<(u64, u32)>,
     /// Resources that are not solved again but carry more or less.
     loaded: Vec<u32>,
 }

@@ -89,6 +89,19 @@ pub(super) struct Piece {
     crosses_others: bool,
 }
 
+impl Piece {
+    /// Takes what the group takes at its level from its resources.
+    fn freeze(&mut self, level: u64, component: &mut [Remainder], links: &[Link]) {
+        self.level = level;
+        for link in &links[self.links.0 as usize..self.links.1 as usize] {
+            let remainder = &mut component[link.place as usize];
+            remainder.left -= u128::from(link.demand) * u128::from(level);
+            remainder.open -= link.demand;
+            remainder.changed = true;
+        }
+    }
+}
+
 /// A resource of a group while both are solved again.
 #[derive(Clone, Copy)]
 pub(super) struct Link {
@@ -238,6 +251,7 @@ impl Sharing {
                         continue;
                     }
                     presence.visited = visit;
+                    presence.piece = pieces.len() as u32;
                     let crossing = &crossings[group as usize];
                     let range = crossing.resources as usize..(crossing.resources + crossing.len) as usize;
                     let (crossed, demands) = (&crossed[range.clone()], &demands[range]);
@@ -274,47 +288,61 @@ impl Sharing {
 
     /// Finds the levels of the pieces, the lowest first.
     fn fill(&mut self) {
-        let Self { component, pieces, links, .. } = self;
-        let freeze = |component: &mut [Remainder], piece: &mut Piece, level: u64| {
-            piece.level = level;
-            for link in &links[piece.links.0 as usize..piece.links.1 as usize] {
-                let remainder = &mut component[link.place as usize];
-                remainder.left -= u128::from(link.demand) * u128::from(level);
-                remainder.open -= link.demand;
-                remainder.changed = true;
-            }
-        };
-        let mut unfrozen = pieces.len();
-        while unfrozen > 0 {
-            let lowest = lowest_level(component);
-            let before = unfrozen;
-            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER && piece.cap < lowest) {
-                freeze(component, piece, piece.cap);
+        let Self { component, pieces, links, caps, .. } = self;
+        caps.clear();
+        let capped = (0..).zip(&*pieces).filter(|(_, piece)| piece.cap < FULL_SPEED);
+        caps.extend(capped.map(|(place, piece)| (piece.cap, place)));
+        caps.sort_unstable();
+        let (mut caps, mut unfrozen) = (caps.as_slice(), pieces.len());
+        let mut freeze = |component: &mut [Remainder], piece: &mut Piece, level: u64| {
+            if piece.level == NEVER {
+                piece.freeze(level, component, links);
                 unfrozen -= 1;
             }
-            if unfrozen < before {
-                // That may have raised the lowest level, and never lowers one.
+            unfrozen
+        };
+        loop {
+            let lowest = lowest_level(component);
+            let below = caps.partition_point(|&(cap, _)| cap < lowest);
+            if below > 0 {
+                // May raise the lowest level, and never lowers one.
+                for &(cap, piece) in &caps[..below] {
+                    freeze(component, &mut pieces[piece as usize], cap);
+                }
+                caps = &caps[below..];
                 continue;
             }
             if lowest == FULL_SPEED {
                 // Nobody is held back any more.
-                for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
+                for piece in pieces.iter_mut() {
                     freeze(component, piece, FULL_SPEED);
                 }
                 break;
             }
-            for remainder in component.iter_mut().filter(|remainder| remainder.level == lowest) {
-                remainder.full_at = lowest;
-            }
             // What is given away changes no level before the next round, so that the order does not matter.
-            for piece in pieces.iter_mut().filter(|piece| piece.level == NEVER) {
-                let links = &links[piece.links.0 as usize..piece.links.1 as usize];
-                if piece.cap == lowest || links.iter().any(|link| component[link.place as usize].level == lowest) {
-                    freeze(component, piece, lowest);
-                    unfrozen -= 1;
+            let mut left = pieces.len();
+            for &(_, piece) in caps.iter().take_while(|&&(cap, _)| cap == lowest) {
+                left = freeze(component, &mut pieces[piece as usize], lowest);
+            }
+            for place in 0..component.len() {
+                if component[place].level != lowest {
+                    continue;
+                }
+                component[place].full_at = lowest;
+                let r = component[place].resource as usize;
+                let words = &self.words[self.words_of[r] as usize..self.words_of[r + 1] as usize];
+                for &(word, groups) in words {
+                    let mut bits = groups & self.present[word as usize];
+                    while bits != 0 {
+                        let group = word as usize * 64 + bits.trailing_zeros() as usize;
+                        bits &= bits - 1;
+                        left = freeze(component, &mut pieces[self.presences[group].piece as usize], lowest);
+                    }
                 }
             }
-            debug_assert!(unfrozen < before, "the lowest level is somebody's");
+            if left == 0 {
+                break;
+            }
         }
     }
 
