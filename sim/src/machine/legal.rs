@@ -145,7 +145,11 @@ fn is_date(text: &str) -> bool {
 /// The parser's words with their place and key, in one line.
 fn broken(file: &str, text: &str, table: Option<&DeTable<'_>>, error: &toml::de::Error) -> MachineError {
     let start = error.span().map_or(0, |span| span.start);
-    let key = table.and_then(|table| key_at(table, start)).map_or_else(String::new, |key| format!("{key}: "));
+    // What is missing in a section stands at its header.
+    let begins_line = text[..start].is_empty() || text[..start].ends_with('\n');
+    let header = text[start..].strip_prefix('[').filter(|_| begins_line).and_then(|rest| rest.split_once(']'));
+    let key = header.map(|(name, _)| name.to_owned()).or_else(|| table.and_then(|table| key_at(table, start)));
+    let key = key.map_or_else(String::new, |key| format!("{key}: "));
     let message = format!("{key}{}", error.message().replace('\n', " "));
     MachineError::Parse { place: MachineError::place(file, text, start), message }
 }
@@ -219,10 +223,21 @@ mod tests {
     fn mistakes_of_form_name_line_and_key() {
         let (from, to) = value("hbm_gbs", "\"fast\"");
         assert!(refused(&from, &to).contains("gpu.hbm_gbs.value: invalid type"));
+        assert!(refused(&from, "hbm_gbs = [1, 2]").contains("gpu.hbm_gbs: "));
         let (from, _) = value("hbm_gbs", "1");
         assert!(refused(&from, &from.replace("hbm_gbs", "hbm_gbps")).contains("unknown field `hbm_gbps`"));
         assert!(refused(&from, &from.replace("date = \"2026-", "date = \"2026-13-")).contains("gpu.hbm_gbs.date"));
         assert!(refused(&from, &from.replace("date = ", "day = ")).contains("gpu.hbm_gbs"));
+        for (section, name) in [("noise", "late_rank_us"), ("gemm.pipelined", "fill_ns")] {
+            let (before, rest) = FILE.split_once(&format!("[{section}]\n")).expect("a section");
+            let (of_it, after) = rest.split_once("\n\n").expect("another section");
+            let left: String =
+                of_it.lines().filter(|line| !line.starts_with(name)).map(|line| format!("{line}\n")).collect();
+            let text = format!("{before}[{section}]\n{left}\n{after}");
+            let message = parse("m.toml", &text).err().expect(name).to_string();
+            let line = before.matches('\n').count() + 1;
+            assert_eq!(message, format!("m.toml:{line}:1: {section}: missing field `{name}`"));
+        }
         assert!(refused("[gemm.library]", "[gemm.libary]").contains("no such main loop"));
         assert!(refused("name = \"h200-efa\"", "name = \"../up\"").contains("allowed: letters, digits, - and _"));
     }
