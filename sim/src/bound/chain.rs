@@ -424,17 +424,13 @@ impl<'a> Forward<'a> {
     /// From a message in memory until its flag is visible.
     fn arrival(&self, publish: PublishC) -> u64 {
         let times = &self.c.times;
-        match publish {
-            PublishC::Nic => times.flag_nic.max(1),
-            PublishC::NicToHost => times.flag_in_host.max(1),
-            PublishC::Proxy => times.completion + times.flag_host.max(1),
-        }
+        let before = if publish == PublishC::Proxy { times.completion } else { 0 };
+        before + times.flag_by(publish).max(1)
     }
 
     /// From a message in memory until its sender's flag is visible.
     fn acknowledgement(&self) -> u64 {
-        let times = &self.c.times;
-        times.ack.max(1) + times.completion + times.flag_host.max(1)
+        self.c.times.ack.max(1) + self.arrival(PublishC::Proxy)
     }
 
     fn backward(self) -> Chains {

@@ -1,5 +1,6 @@
 //! Constants of a machine that the engine needs beside costs: latencies, power, leaf switches.
 
+use super::PublishC;
 use super::units::{ps_from_ns, ps_from_us};
 use crate::machine::Machine;
 
@@ -89,6 +90,15 @@ pub struct Times {
 }
 
 impl Times {
+    /// From when a NIC, or for [`PublishC::Proxy`] the receiver's proxy, raises a flag until it is visible.
+    pub const fn flag_by(&self, publish: PublishC) -> u64 {
+        match publish {
+            PublishC::Nic => self.flag_nic,
+            PublishC::NicToHost => self.flag_in_host,
+            PublishC::Proxy => self.flag_host,
+        }
+    }
+
     pub(super) fn new(machine: &Machine) -> Self {
         let (flags, proxy, network, launch) = (&machine.flags, &machine.proxy, &machine.network, &machine.launch);
         Self {

@@ -160,7 +160,7 @@ impl<'a> Engine<'a> {
     }
 
     fn raise_from_host(&mut self, h: &Here<'a>, own: &mut RankState, flag: u32) {
-        let visible = self.s.timers.now + self.flag_latency(own, self.c.times.flag_host);
+        let visible = self.s.timers.now + self.flag_latency(own, self.c.times.flag_by(PublishC::Proxy));
         self.s.flags.add(&mut self.s.timers, h.rank, flag, 1, visible);
     }
 
@@ -197,9 +197,7 @@ impl<'a> Engine<'a> {
         match p.publish {
             PublishC::Nic | PublishC::NicToHost => {
                 if !self.c.stale_arrivals {
-                    let times = &self.c.times;
-                    let seen = if p.publish == PublishC::Nic { times.flag_nic } else { times.flag_in_host };
-                    let visible = landed + self.flag_latency(own, seen);
+                    let visible = landed + self.flag_latency(own, self.c.times.flag_by(p.publish));
                     self.s.flags.add(&mut self.s.timers, target, p.arrived, 1, visible);
                 }
             }
