@@ -63,10 +63,11 @@ impl Network {
         }
     }
 
-    /// Starts flows of a rank, see [`Sharing::start`].
+    /// Starts flows of a rank, see [`Sharing::start`]. They take time: in step, flows end once at a time.
     #[expect(clippy::inline_always, reason = "twice per task; a call costs as much as the work")]
     #[inline(always)]
     pub fn start(&mut self, c: &Compiled, rank: usize, now: u64, flow: Flow, tag: u32, set: u64) {
+        debug_assert!(flow.work > 0, "a flow without work");
         if self.in_step {
             let start = Start { flow, tag, set };
             let started = &mut self.started[rank];

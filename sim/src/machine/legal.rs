@@ -231,10 +231,9 @@ mod tests {
         for (section, name) in [("noise", "late_rank_us"), ("gemm.pipelined", "fill_ns")] {
             let (before, rest) = FILE.split_once(&format!("[{section}]\n")).expect("a section");
             let (of_it, after) = rest.split_once("\n\n").expect("another section");
-            let left: String =
-                of_it.lines().filter(|line| !line.starts_with(name)).map(|line| format!("{line}\n")).collect();
-            let text = format!("{before}[{section}]\n{left}\n{after}");
-            let message = parse("m.toml", &text).err().expect(name).to_string();
+            let left: Vec<&str> = of_it.lines().filter(|line| !line.starts_with(name)).collect();
+            let text = format!("{before}[{section}]\n{}\n\n{after}", left.join("\n"));
+            let message = parse("m.toml", &text).expect_err(name).to_string();
             let line = before.matches('\n').count() + 1;
             assert_eq!(message, format!("m.toml:{line}:1: {section}: missing field `{name}`"));
         }

@@ -65,10 +65,13 @@ impl Group {
         self.insert(self.clock(now) + left, flows.class, flows.tag, flows.set)
     }
 
-    /// Its flows, and what they have left, 32 fractional bits.
+    /// Its flows, and what they have left, 32 fractional bits: those that have ended by `now` were finished.
     pub fn live(&self, now: u64) -> impl Iterator<Item = (Flows, u128)> {
         let v = self.clock(now);
-        self.list[self.head as usize..].iter().map(move |batch| (batch.flows, batch.ends() - v))
+        self.list[self.head as usize..].iter().map(move |batch| {
+            debug_assert!(batch.ends() > v, "flows that have ended");
+            (batch.flows, batch.ends() - v)
+        })
     }
 
     /// Adds flows. The parts of a batch are put together in their place: a processor that stores them one by one elsewhere

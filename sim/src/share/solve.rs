@@ -294,12 +294,11 @@ impl Sharing {
         caps.extend(capped.map(|(place, piece)| (piece.cap, place)));
         caps.sort_unstable();
         let (mut caps, mut unfrozen) = (caps.as_slice(), pieces.len());
-        let mut freeze = |component: &mut [Remainder], piece: &mut Piece, level: u64| {
+        let freeze = |component: &mut [Remainder], piece: &mut Piece, level: u64, unfrozen: &mut usize| {
             if piece.level == NEVER {
                 piece.freeze(level, component, links);
-                unfrozen -= 1;
+                *unfrozen -= 1;
             }
-            unfrozen
         };
         loop {
             let lowest = lowest_level(component);
@@ -307,7 +306,7 @@ impl Sharing {
             if below > 0 {
                 // May raise the lowest level, and never lowers one.
                 for &(cap, piece) in &caps[..below] {
-                    freeze(component, &mut pieces[piece as usize], cap);
+                    freeze(component, &mut pieces[piece as usize], cap, &mut unfrozen);
                 }
                 caps = &caps[below..];
                 continue;
@@ -315,14 +314,14 @@ impl Sharing {
             if lowest == FULL_SPEED {
                 // Nobody is held back any more.
                 for piece in pieces.iter_mut() {
-                    freeze(component, piece, FULL_SPEED);
+                    freeze(component, piece, FULL_SPEED, &mut unfrozen);
                 }
                 break;
             }
             // What is given away changes no level before the next round, so that the order does not matter.
-            let mut left = pieces.len();
+            let before = unfrozen;
             for &(_, piece) in caps.iter().take_while(|&&(cap, _)| cap == lowest) {
-                left = freeze(component, &mut pieces[piece as usize], lowest);
+                freeze(component, &mut pieces[piece as usize], lowest, &mut unfrozen);
             }
             for place in 0..component.len() {
                 if component[place].level != lowest {
@@ -336,11 +335,13 @@ impl Sharing {
                     while bits != 0 {
                         let group = word as usize * 64 + bits.trailing_zeros() as usize;
                         bits &= bits - 1;
-                        left = freeze(component, &mut pieces[self.presences[group].piece as usize], lowest);
+                        let piece = &mut pieces[self.presences[group].piece as usize];
+                        freeze(component, piece, lowest, &mut unfrozen);
                     }
                 }
             }
-            if left == 0 {
+            debug_assert!(unfrozen < before, "the lowest level is somebody's");
+            if unfrozen == 0 {
                 break;
             }
         }
