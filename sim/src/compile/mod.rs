@@ -83,7 +83,8 @@ pub struct Compiled {
     pub times: Times,
     /// Capacity and base demand of one rank's resources.
     pub capacities: Vec<(u64, u64)>,
-    /// Every rank's flows cross the same of its own and of its peers' resources.
+    /// Every rank's flows cross the same of its own and of its peers' resources, which leaf switches end: bandwidth may be
+    /// shared out once for all. Without, it is rank by rank, with the same result.
     pub ranks_alike: bool,
     /// Put arrivals count as satisfied from the start.
     pub stale_arrivals: bool,

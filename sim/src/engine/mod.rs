@@ -285,7 +285,7 @@ impl<'a> Engine<'a> {
         own.network.spread(nominal, noise.network_sigma)
     }
 
-    /// Starts flows of a rank now, see [`crate::share::Sharing::start`].
+    /// Starts flows of a rank now, see [`network::Network::start`].
     #[expect(clippy::inline_always, reason = "twice per task; a call costs as much as the work")]
     #[inline(always)]
     fn flow(&mut self, h: &Here<'a>, flow: Flow, tag: u32, set: u64) {

@@ -27,8 +27,6 @@ pub(super) struct Network {
     in_step: bool,
     /// Ranks have begun to differ since the last solution.
     parted: bool,
-    /// Classes of a rank.
-    classes: u32,
     /// What ranks start at this time, in step: what the first of them to do so did.
     starts: Vec<Start>,
     /// How much of it each rank has started.
@@ -48,7 +46,6 @@ impl Network {
         let ranks = c.ranks.len();
         self.in_step = c.ranks_alike && ranks > 1;
         self.parted = false;
-        self.classes = c.classes.len() as u32;
         self.starts.clear();
         self.started.clear();
         self.started.resize(ranks, 0);
@@ -80,7 +77,7 @@ impl Network {
             }
             self.part(c, now);
         }
-        self.each.start(rank as u32 * self.classes + flow.class, now, flow.work, tag, set);
+        self.each.start(first_class(c, rank) + flow.class, now, flow.work, tag, set);
     }
 
     /// Appends the flows of a rank that have ended by `now`, see [`Sharing::finish`].
@@ -144,8 +141,8 @@ impl Network {
         self.in_step = false;
         self.parted = true;
         fresh(&mut self.each, || all_ranks(c));
-        for (rank, &started) in (0..).zip(&self.started) {
-            let first = rank * self.classes;
+        for (rank, &started) in self.started.iter().enumerate() {
+            let first = first_class(c, rank);
             for (flows, left) in self.one.live(now) {
                 self.each.resume(first + flows.class, now, left, flows.tag, flows.set);
             }
@@ -154,6 +151,11 @@ impl Network {
             }
         }
     }
+}
+
+/// Where a rank's classes begin among those of all.
+fn first_class(c: &Compiled, rank: usize) -> u32 {
+    (rank * c.classes.len()) as u32
 }
 
 /// Without flows, and made when it is first needed.

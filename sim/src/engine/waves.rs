@@ -14,8 +14,7 @@ impl<'a> Engine<'a> {
             for (word, workers) in workers.iter_mut().enumerate() {
                 let mut bits = std::mem::take(&mut own.runnable[word]);
                 while bits != 0 {
-                    let worker = lowest_of(workers, bits);
-                    let alike = match worker.state {
+                    let alike = match lowest_of(workers, bits).state {
                         State::Filling if self.steady => self.begin_alike(h, own, word, workers, bits),
                         State::Running if self.t.some_hold => self.end_alike(h, own, word, workers, bits),
                         State::Free if !self.timeline => self.take_alike(h, word, workers, bits),

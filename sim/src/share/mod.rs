@@ -69,6 +69,17 @@ struct Class {
     recent: (u64, u64, u32),
 }
 
+impl Class {
+    /// Notes that flows come or go.
+    #[inline]
+    fn touch(&mut self, id: u32, touched: &mut Vec<u32>) {
+        if !self.touched {
+            self.touched = true;
+            touched.push(id);
+        }
+    }
+}
+
 /// What a solution needs to know of a group.
 #[derive(Clone, Copy)]
 struct Crossing {
@@ -369,10 +380,7 @@ impl Sharing {
     pub fn start(&mut self, class: u32, now: u64, work: u64, tag: u32, set: u64) {
         let c = &mut self.classes[class as usize];
         c.members += set.count_ones();
-        if !c.touched {
-            c.touched = true;
-            self.touched.push(class);
-        }
+        c.touch(class, &mut self.touched);
         let group = &mut self.groups[c.group as usize];
         let recent = (now, work, tag);
         // Waves of equal flows are most of all.
@@ -390,10 +398,7 @@ impl Sharing {
         let c = &mut self.classes[class as usize];
         c.members += set.count_ones();
         c.recent.0 = NEVER;
-        if !c.touched {
-            c.touched = true;
-            self.touched.push(class);
-        }
+        c.touch(class, &mut self.touched);
         self.groups[c.group as usize].start(now, left, Flows { class, tag, set });
     }
 
@@ -416,10 +421,7 @@ impl Sharing {
         for flows in &ended[first..] {
             let class = &mut self.classes[flows.class as usize];
             class.members -= flows.set.count_ones();
-            if !class.touched {
-                class.touched = true;
-                self.touched.push(flows.class);
-            }
+            class.touch(flows.class, &mut self.touched);
         }
     }
 

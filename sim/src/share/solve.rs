@@ -90,8 +90,11 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Takes what the group takes at its level from its resources.
-    fn freeze(&mut self, level: u64, component: &mut [Remainder], links: &[Link]) {
+    /// Takes what the group takes at a level from its resources; false if it has one already.
+    fn freeze(&mut self, level: u64, component: &mut [Remainder], links: &[Link]) -> bool {
+        if self.level != NEVER {
+            return false;
+        }
         self.level = level;
         for link in &links[self.links.0 as usize..self.links.1 as usize] {
             let remainder = &mut component[link.place as usize];
@@ -99,6 +102,7 @@ impl Piece {
             remainder.open -= link.demand;
             remainder.changed = true;
         }
+        true
     }
 }
 
@@ -293,20 +297,14 @@ impl Sharing {
         let capped = (0..).zip(&*pieces).filter(|(_, piece)| piece.cap < FULL_SPEED);
         caps.extend(capped.map(|(place, piece)| (piece.cap, place)));
         caps.sort_unstable();
-        let (mut caps, mut unfrozen) = (caps.as_slice(), pieces.len());
-        let freeze = |component: &mut [Remainder], piece: &mut Piece, level: u64, unfrozen: &mut usize| {
-            if piece.level == NEVER {
-                piece.freeze(level, component, links);
-                *unfrozen -= 1;
-            }
-        };
+        let mut caps = caps.as_slice();
         loop {
             let lowest = lowest_level(component);
             let below = caps.partition_point(|&(cap, _)| cap < lowest);
             if below > 0 {
                 // May raise the lowest level, and never lowers one.
                 for &(cap, piece) in &caps[..below] {
-                    freeze(component, &mut pieces[piece as usize], cap, &mut unfrozen);
+                    pieces[piece as usize].freeze(cap, component, links);
                 }
                 caps = &caps[below..];
                 continue;
@@ -314,14 +312,14 @@ impl Sharing {
             if lowest == FULL_SPEED {
                 // Nobody is held back any more.
                 for piece in pieces.iter_mut() {
-                    freeze(component, piece, FULL_SPEED, &mut unfrozen);
+                    piece.freeze(FULL_SPEED, component, links);
                 }
                 break;
             }
             // What is given away changes no level before the next round, so that the order does not matter.
-            let before = unfrozen;
+            let mut frozen = false;
             for &(_, piece) in caps.iter().take_while(|&&(cap, _)| cap == lowest) {
-                freeze(component, &mut pieces[piece as usize], lowest, &mut unfrozen);
+                frozen |= pieces[piece as usize].freeze(lowest, component, links);
             }
             for place in 0..component.len() {
                 if component[place].level != lowest {
@@ -336,14 +334,11 @@ impl Sharing {
                         let group = word as usize * 64 + bits.trailing_zeros() as usize;
                         bits &= bits - 1;
                         let piece = &mut pieces[self.presences[group].piece as usize];
-                        freeze(component, piece, lowest, &mut unfrozen);
+                        frozen |= piece.freeze(lowest, component, links);
                     }
                 }
             }
-            debug_assert!(unfrozen < before, "the lowest level is somebody's");
-            if unfrozen == 0 {
-                break;
-            }
+            debug_assert!(frozen, "the lowest level is somebody's");
         }
     }
 
